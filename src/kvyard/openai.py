@@ -272,7 +272,7 @@ class ListedModel(msgspec.Struct):
 class ListedModels(msgspec.Struct):
     """An engine's answer to ``GET /v1/models``."""
 
-    data: list[ListedModel]
+    data: Annotated[list[ListedModel], msgspec.Meta(max_length=10_000)]
 
 
 class SleepState(msgspec.Struct, kw_only=True):

@@ -33,7 +33,8 @@ WAYS = ("closed", "reset", "half-closed", "pipelined", "HTTP/1.0")
 AT_ONCE = 2 * len(WAYS) * len(SIZES)
 SLOW = {"timing": FixedTiming(prefill_ms=5, decode_ms=5), "max_model_len": 400_000, "num_gpu_blocks": 400_000}
 MOST_TOKENS = 190_000
-"""A quarter of an hour of the engine's time, longer than the test may run: on a starved machine, too, no answer ends before its client hangs up."""
+"""A quarter of an hour of the engine's time, which is longer than the test may run: however busy the machine is, no answer ends
+before its client hangs up."""
 
 
 class Clients:

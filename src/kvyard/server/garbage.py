@@ -45,6 +45,11 @@ TRIM_SHARE = 1000
 """Multiple of the time that returning memory took, for which it isn't done again unless the process grows: threads that
 allocate wait for it."""
 
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+"""Options of glibc's ``mallopt``."""
+LARGE_BLOCK = 1 << 20
+"""Bytes of a block that the system gives and gets back by itself."""
+
 
 class SearchTimes:
     """Durations of collections, for metrics. The process stands still meanwhile."""
@@ -90,6 +95,7 @@ def settle(idle: bool = True) -> None:
 
 async def stay_settled(idle: Callable[[], bool]) -> None:
     """Freeze new objects every ``INTERVAL``; collect all while the process is ``idle`` or when it has grown."""
+    give_back_large_blocks()
     clock = WallClock()
     searched, size = clock.now(), resident_bytes()
     lowest = float(size)
@@ -125,6 +131,16 @@ def resident_bytes() -> int:
 @cache
 def _malloc_trim() -> Any:
     return getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
+
+
+def give_back_large_blocks() -> None:
+    """Have the system's allocator return large blocks as they are freed. By itself glibc learns from the first one to keep up
+    to 32 MiB at the end of each thread's heap, which ``malloc_trim`` doesn't look at.
+    """
+    option = getattr(ctypes.CDLL(None), "mallopt", None)
+    if option is not None:
+        option(M_MMAP_THRESHOLD, LARGE_BLOCK)
+        option(M_TRIM_THRESHOLD, 2 * LARGE_BLOCK)
 
 
 def trim() -> None:

@@ -66,6 +66,18 @@ async def _send(session: Any, method: str, url: str, **given: Any) -> HttpReply:
         raise NoAnswer(str(error) or type(error).__name__) from None
 
 
+async def read_body(reply: Any, most: int) -> bytes:
+    """Return the body of an aiohttp answer. Raises ``aiohttp.ClientError`` for one that is longer than ``most`` bytes."""
+    import aiohttp
+
+    body = bytearray()
+    async for part in reply.content.iter_any():
+        body += part
+        if len(body) > most:
+            raise aiohttp.ClientError(f"its answer is longer than {most} bytes")
+    return bytes(body)
+
+
 async def ask(url: str, *, token: str | None, seconds: float, headers: Mapping[str, str]) -> HttpReply:
     """Return the answer to a GET. Raises ``NoAnswer``."""
     async with _session(token, seconds, None) as session:

@@ -239,6 +239,10 @@ class HttpRequest(Mapping[str, str]):
         self._holds += size
         self._held.bytes += size
 
+    def has_room(self, more: int) -> bool:
+        """Return true if this many bytes more may be held."""
+        return self._held.has_room(more)
+
     def release(self) -> None:
         """Release the bytes held for it."""
         self._body = []

@@ -27,9 +27,9 @@ READ_AT_ONCE = 256
 """Messages taken from a socket before the others get their turn."""
 READ_BYTES = 1 << 20
 """Bytes read at a time; one message may have more."""
-LARGE = 1 << 20
+LARGE = 1 << 18
 """Bytes from which on a message is read in a thread."""
-FRAME_BYTES = 64 << 20
+FRAME_BYTES = 16 << 20
 """Most bytes of a message: a publisher that sends more is disconnected."""
 RECONNECT = SECOND
 """Time that ZeroMQ has to report that it reconnects by itself."""

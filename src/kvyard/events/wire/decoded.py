@@ -35,12 +35,20 @@ class ProblemKind(StrEnum):
 MAX_COUNT = 1 << 31
 """No group, rank, block size or window reaches this."""
 MAX_UNKNOWN = 64
+MOST_EVENTS = 1 << 18
+"""Events of one payload: more than any engine changes in a step."""
+MOST_PROBLEMS = 1000
+"""Problems of one payload that are kept; one with as many losses isn't read on."""
+LARGE = 1 << 20
+"""Bytes from which on a payload is read by types alone: as plain objects it would take fifty times its size, and the process
+would stand still meanwhile."""
 JSON_STARTS = b"[{ \t\r\n"
 """First bytes of JSON. As msgpack these would be a lone number."""
 UNREADABLE = (*DECODE_ERRORS, MemoryError, OverflowError, ValueError, TypeError)
 """Exceptions that msgspec raises for bytes that are no message."""
 
-_HARMLESS = frozenset((ProblemKind.UNKNOWN, ProblemKind.BATCH, ProblemKind.MEDIUM))
+HARMLESS = frozenset((ProblemKind.UNKNOWN, ProblemKind.BATCH, ProblemKind.MEDIUM))
+"""Kinds of problems by which nothing that is known becomes wrong."""
 
 
 class EventRefused(ValueError):
@@ -59,6 +67,24 @@ class Problem(msgspec.Struct, frozen=True):
     """The position of the event in its batch, -1 for the payload as a whole."""
     reason: str
     kind: ProblemKind
+
+
+class Problems:
+    """What is wrong with a payload: of losses and of what does no harm each the first few."""
+
+    __slots__ = ("kept", "losses")
+
+    def __init__(self) -> None:
+        self.kept: list[Problem] = []
+        self.losses = 0
+
+    def add(self, problem: Problem) -> bool:
+        """Keep a problem, unless there are enough; returns whether it is worth while to read on."""
+        lost = problem.kind not in HARMLESS
+        self.losses += lost
+        if (self.losses if lost else len(self.kept) - min(self.losses, MOST_PROBLEMS) + 1) <= MOST_PROBLEMS:
+            self.kept.append(problem)
+        return self.losses <= MOST_PROBLEMS
 
 
 class Decoded(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,7 +110,7 @@ class Decoded(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def loss(self) -> Problem | None:
         """The first problem by which something was lost."""
-        return next((problem for problem in self.problems if problem.kind not in _HARMLESS), None)
+        return next((problem for problem in self.problems if problem.kind not in HARMLESS), None)
 
     def by_rank(self) -> "list[Decoded]":
         """This, split so that each part is of one rank; problems stay with the first part."""

@@ -19,13 +19,17 @@ from kvyard.decode_errors import DECODE_ERRORS
 from kvyard.events.types import Cleared, Event, EventBatch, GroupMeta, Removed, Stored, Tier
 from kvyard.events.wire.decoded import (
     JSON_STARTS,
+    LARGE,
     MAX_COUNT,
+    MOST_EVENTS,
     UNREADABLE,
     Decoded,
     DecodeStats,
     EventRefused,
     Problem,
     ProblemKind,
+    Problems,
+    no_events,
 )
 from kvyard.events.wire.format import EngineGuess, StreamRules, WireFormat
 from kvyard.events.wire.keys import U64, read_hash, read_hex
@@ -107,6 +111,7 @@ class Envelope(Struct, omit_defaults=True, gc=False):
 
 
 DRAIN: msgspec.json.Decoder[list[Envelope]] = msgspec.json.Decoder(list[Envelope])
+PACKED_DRAIN: msgspec.msgpack.Decoder[list[Envelope]] = msgspec.msgpack.Decoder(list[Envelope])
 
 STATE_GROUP = 1 << 30
 """Managers of recurrent state have a negative window; their group's number is this minus that window."""
@@ -130,13 +135,14 @@ class TrtllmReader:
 
     def read(self, payload: object, stats: DecodeStats) -> Decoded | None:
         if isinstance(payload, bytes):
-            if payload[0] not in JSON_STARTS:
-                payload = msgspec.msgpack.decode(payload)
-            else:
+            large, is_json = len(payload) > LARGE, payload[0] in JSON_STARTS
+            if is_json or large:
                 try:
-                    return self._read_drain(DRAIN.decode(payload), stats)
+                    return self._read_drain((DRAIN if is_json else PACKED_DRAIN).decode(payload), stats)
                 except UNREADABLE:
-                    payload = msgspec.json.decode(payload)
+                    if large:
+                        raise
+            payload = (msgspec.json if is_json else msgspec.msgpack).decode(payload)
             if _is_drain(payload):
                 stats.slow_payloads += 1
         if not _is_drain(payload):
@@ -145,33 +151,35 @@ class TrtllmReader:
 
     def _read_drain(self, items: Sequence[Any], stats: DecodeStats) -> Decoded:
         """Read one drain. A bad event costs itself; ids that are missing or start again become problems."""
+        if len(items) > MOST_EVENTS:
+            return no_events(f"a batch of more than {MOST_EVENTS} events")
         events: list[Event] = []
         ranks: list[int | None] = []
-        problems: list[Problem] = []
+        problems = Problems()
         capacities: dict[int | None, int] = {}
         for index, item in enumerate(items):
             try:
                 envelope = item if isinstance(item, Envelope) else self._open(item, stats)
                 problem = self._follow(index, envelope)
                 if problem is not None:
-                    problems.append(problem)
+                    problems.add(problem)
                 problem = _unknown_level(index, envelope)
                 if problem is not None:
-                    problems.append(problem)
+                    problems.add(problem)
                 if isinstance(envelope.data, Created):
                     capacities |= _capacity(envelope, envelope.data)
                 read = self._read(envelope, stats)
                 events += read
                 ranks += [envelope.attention_dp_rank] * len(read)
             except EventRefused as refusal:
-                problems.append(Problem(index, refusal.reason, refusal.kind))
+                problems.add(Problem(index, refusal.reason, refusal.kind))
             except (OverflowError, *DECODE_ERRORS) as error:
-                problems.append(Problem(index, f"{error}"[:200], ProblemKind.MALFORMED))
+                problems.add(Problem(index, f"{error}"[:200], ProblemKind.MALFORMED))
         one_rank = len(set(ranks)) <= 1
         return Decoded(
             rank=ranks[0] if ranks and one_rank else None,
             events=events,
-            problems=problems,
+            problems=problems.kept,
             dialect="trtllm" if events else "none",
             ranks=None if one_rank else ranks,
             capacities=capacities,

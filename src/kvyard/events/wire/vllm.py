@@ -16,13 +16,16 @@ from kvyard.decode_errors import DECODE_ERRORS
 from kvyard.events.types import Cleared, Event, EventBatch, Removed, Stored, Tier
 from kvyard.events.wire.decoded import (
     JSON_STARTS,
+    LARGE,
     MAX_COUNT,
+    MOST_EVENTS,
     UNREADABLE,
     Decoded,
     DecodeStats,
     EventRefused,
     Problem,
     ProblemKind,
+    Problems,
     no_events,
     read_stamp,
 )
@@ -149,8 +152,10 @@ _RAW_MAP: msgspec.msgpack.Decoder[dict[str, Raw]] = msgspec.msgpack.Decoder(dict
 _ANY: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder()
 
 
-PIECEWISE = 1 << 20
-"""Bytes from which on a payload is read event by event: so that a reader in a thread of its own lets others have their turn."""
+MOST_FIELDS = 64
+"""Elements of a batch or fields of an event; those that are known are far fewer."""
+SMALL = 64
+"""Bytes up to which a stamp or a rank is read."""
 
 
 class VllmReader:
@@ -164,11 +169,14 @@ class VllmReader:
     def read(self, payload: object, stats: DecodeStats) -> Decoded | None:
         if not isinstance(payload, bytes):
             return self._read_batch(payload, stats)
+        large = len(payload) > LARGE
         if payload[0] in JSON_STARTS:
+            if large:
+                return None
             decoded = self._read_batch(msgspec.json.decode(payload), stats)
             stats.slow_payloads += decoded is not None
             return decoded
-        if len(payload) > PIECEWISE:
+        if large:  # event by event: a reader in a thread of its own lets others have their turn
             return self._read_parts(payload, stats, slow=False)
         for shape in (self._expected, ARRAY if self._expected == MAP else MAP):
             try:
@@ -185,6 +193,8 @@ class VllmReader:
 
     def _read_parts(self, payload: bytes, stats: DecodeStats, slow: bool = True) -> Decoded | None:
         """Take a payload apart that is large, or isn't what it should be, and read what can be read, event by event."""
+        if _length(payload) > MOST_FIELDS:
+            return None
         if _shape_of(payload) == MAP:
             named = _RAW_MAP.decode(payload)
             if "data" in named:
@@ -197,6 +207,8 @@ class VllmReader:
         stats.slow_payloads += slow
         if len(parts) < 2 or parts[1] is None:
             return no_events("a batch without events")
+        if _length(parts[1]) > MOST_EVENTS:
+            return no_events(f"a batch of more than {MOST_EVENTS} events")
         rank = parts[2] if len(parts) > 2 else None
         return self._collect(_open(parts[0]), _RAW_EVENTS.decode(parts[1]), _open(rank), self._read_raw, stats)
 
@@ -209,6 +221,8 @@ class VllmReader:
             shape = _shape_of(data)
         if shape not in _STRICT:
             raise EventRefused(ProblemKind.MALFORMED, f"an event that is a {shape}")
+        if _length(data) > MOST_FIELDS:
+            raise EventRefused(ProblemKind.MALFORMED, f"an event of more than {MOST_FIELDS} fields")
         seen.add(shape)
         try:
             return read_event(_STRICT[shape].decode(data), self._narrow)
@@ -245,29 +259,34 @@ class VllmReader:
     def _collect(self, ts: Any, items: Any, rank: Any, read: ReadEvent, stats: DecodeStats, *shapes: str) -> Decoded:
         """Decode each of ``items`` by ``read``, which adds to ``shapes``, the shapes that events are known to have."""
         events: list[Event] = []
-        problems: list[Problem] = []
+        problems = Problems()
         seen = set(shapes)
         for index, item in enumerate(items):
             try:
                 events.append(read(item, seen, stats))
-            except EventRefused as refusal:
-                problems.append(Problem(index, refusal.reason, refusal.kind))
             except UNREADABLE as error:
-                problems.append(Problem(index, f"{error}"[:200], ProblemKind.MALFORMED))
+                if not problems.add(_problem(index, error)):
+                    return no_events(f"more than {problems.losses - 1} events that can't be read")
         stamp, bad = read_stamp(ts)
         if bad:
-            problems.append(bad)
+            problems.add(bad)
         if rank is not None and (type(rank) is not int or not 0 <= rank < MAX_COUNT):
-            problems.append(Problem(-1, "a rank that isn't a number", ProblemKind.BATCH))
+            problems.add(Problem(-1, "a rank that isn't a number", ProblemKind.BATCH))
             rank = None
         dialect = "none" if not events else "mixed" if len(seen) > 1 else seen.pop()
-        return Decoded(ts=stamp, rank=rank, events=events, problems=problems, dialect=dialect)
+        return Decoded(ts=stamp, rank=rank, events=events, problems=problems.kept, dialect=dialect)
+
+
+def _problem(index: int, error: BaseException) -> Problem:
+    if isinstance(error, EventRefused):
+        return Problem(index, error.reason, error.kind)
+    return Problem(index, f"{error}"[:200], ProblemKind.MALFORMED)
 
 
 def _open(raw: Raw | None) -> object:
     """Return one small part of a batch; an object that is nothing in particular if it can't be read."""
     try:
-        return None if raw is None else _ANY.decode(raw)
+        return None if raw is None else _ANY.decode(raw) if len(memoryview(raw)) <= SMALL else Ellipsis
     except UNREADABLE:
         return Ellipsis
 
@@ -292,6 +311,18 @@ def _shape_of(data: object) -> str:
     if 0x90 <= head <= 0x9F or head in (0xDC, 0xDD):
         return ARRAY
     return "bin" if 0xC4 <= head <= 0xC6 else "scalar"
+
+
+def _length(data: "bytes | Raw") -> int:
+    """Return the number of elements that a msgpack list or map says it has; 0 for anything else."""
+    head = bytes(memoryview(data)[:5])
+    if not head:
+        return 0
+    if 0x80 <= head[0] <= 0x9F:
+        return head[0] & 0x0F
+    if head[0] in (0xDC, 0xDE):
+        return int.from_bytes(head[1:3], "big")
+    return int.from_bytes(head[1:], "big") if head[0] in (0xDD, 0xDF) else 0
 
 
 _SCALARS = (str, int, float, bytes, type(None))

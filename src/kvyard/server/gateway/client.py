@@ -13,10 +13,11 @@ from kvyard.decode_errors import DECODE_ERRORS
 from kvyard.errors import KvyardError
 from kvyard.openai import EventSource, ListedModels, SleepState, TokenIds
 from kvyard.server.gateway.config import GatewayConfig, GatewayEngine
-from kvyard.server.gateway.connections import CLOSED, EngineAddress, EngineConnections
+from kvyard.server.gateway.connections import CLOSED, LOOKED_AT, EngineAddress, EngineConnections
 from kvyard.server.gateway.failures import ERRORS, EngineFailed, engine_errors
 from kvyard.server.gateway.id_lists import cut_ids, read_ids
 from kvyard.server.http import JSON
+from kvyard.server.http_client import read_body
 from kvyard.server.mock.schemas import WorkerState
 from kvyard.server.weight import LARGE
 
@@ -26,6 +27,8 @@ ADAPTER_SECONDS = 120.0
 """For loading an adapter: its weights may have to be fetched."""
 ASK_SECONDS = 10.0
 """For a mock's list of its workers."""
+ID_BYTES = 16
+"""Bytes that each byte of a prompt may have in an answer of /tokenize, where tokens have one at least."""
 ELSEWHERE = frozenset({429, 500, 502, 503, 504})
 """Answers with which another engine is asked."""
 
@@ -114,7 +117,7 @@ class EngineClient:
 
     async def tokenize(self, url: str, body: bytes, seconds: float) -> list[int] | None:
         """Return an engine's answer to /tokenize; ``None`` where it refuses that prompt."""
-        status, content = await self.post(url, "/tokenize", body, seconds)
+        status, content = await self.post(url, "/tokenize", body, seconds, LOOKED_AT + ID_BYTES * len(body))
         if status == 200:
             try:
                 return await _read_tokens(content)
@@ -124,8 +127,10 @@ class EngineClient:
             return None
         raise EngineFailed(f"/tokenize answered {status}")
 
-    async def post(self, url: str, path: str, body: bytes, seconds: float = ADAPTER_SECONDS) -> tuple[int, bytes]:
-        """Return the status and body of an engine's answer to JSON."""
+    async def post(
+        self, url: str, path: str, body: bytes, seconds: float = ADAPTER_SECONDS, most: int = LOOKED_AT
+    ) -> tuple[int, bytes]:
+        """Return the status and body, of at most ``most`` bytes, of an engine's answer to JSON."""
         with engine_errors():
             async with self.session.post(
                 url + path,
@@ -134,7 +139,7 @@ class EngineClient:
                 timeout=aiohttp.ClientTimeout(total=seconds),
                 allow_redirects=False,
             ) as reply:
-                return reply.status, await reply.read()
+                return reply.status, await read_body(reply, most)
 
     async def close_session(self, url: str, session: str) -> bool:
         """Tell an engine that a session is over; returns whether it took notice. Raises nothing."""
@@ -201,7 +206,7 @@ class EngineClient:
         timeout = aiohttp.ClientTimeout(total=seconds)
         with engine_errors():
             async with self.session.get(url, headers=self._headers, timeout=timeout, allow_redirects=False) as reply:
-                return reply.status, await reply.read()
+                return reply.status, await read_body(reply, LOOKED_AT)
 
 
 class _RawTokenIds(msgspec.Struct):

@@ -8,7 +8,7 @@ compression, or proxies.
 import asyncio
 import ssl
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 from urllib.parse import urlsplit
 
 import httptools
@@ -50,6 +50,13 @@ class EngineAddress(msgspec.Struct, frozen=True):
         tls = parts.scheme == "https"
         authority = parts.netloc.encode("idna" if not parts.netloc.isascii() else "ascii")
         return cls(parts.hostname, parts.port or (443 if tls else 80), tls, authority, parts.path.encode())
+
+
+class Room(Protocol):
+    """What counts bytes of an answer that is waited for."""
+
+    def hold(self, size: int) -> None: ...
+    def has_room(self, more: int) -> bool: ...
 
 
 ChunkSink: TypeAlias = Callable[[bytes], bool]
@@ -152,10 +159,14 @@ class EngineConnection(asyncio.Protocol):
     def release(self) -> None:
         """Keep the connection, whose answer was read, for another request if possible."""
         self.busy = False
-        if self.complete and self._reusable and not self._surplus and self.alive:
+        if self.complete and self._reusable and not self._surplus and self.alive and not self._unsent():
             self._connections.keep(self)
         else:
             self.close()
+
+    def _unsent(self) -> bool:
+        """Return true if the engine has answered before it took all of the request: the next one would wait behind the rest."""
+        return bool(self._transport.get_write_buffer_size())
 
     def close(self) -> None:
         """Close the connection, which ends the engine's work on the request."""
@@ -375,16 +386,24 @@ class EngineConnections:
         self._timer = self.loop.call_later(self._every, self._look)
 
 
-async def read_up_to(answer: EngineConnection, most: int) -> bytes:
-    """Return an engine's answer, or its first ``most`` bytes and a little more."""
+async def read_up_to(answer: EngineConnection, most: int, room: Room | None = None) -> bytes:
+    """Return an engine's answer, or its first ``most`` bytes and a little more; less if there is no ``room`` for more."""
     first = await answer.read()
     if answer.complete or not first:
         return first
     parts, size = [first], len(first)
-    while size < most:
-        part = await answer.read()
-        if not part:
-            break
-        parts.append(part)
-        size += len(part)
+    if room is not None:
+        room.hold(size)
+    try:
+        while size < most and (room is None or room.has_room(HIGH_WATER)):
+            part = await answer.read()
+            if not part:
+                break
+            parts.append(part)
+            size += len(part)
+            if room is not None:
+                room.hold(len(part))
+    finally:
+        if room is not None:
+            room.hold(-size)
     return b"".join(parts)

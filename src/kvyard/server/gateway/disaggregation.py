@@ -330,10 +330,9 @@ class SplitExchange(Exchange, kw_only=True, eq=False):
         answer = await connections.take(engine.address)
         try:
             await answer.ask("POST", self.path.encode(), headers, body)
-            content = await read_up_to(answer, WHOLE)
             if answer.status in ELSEWHERE or not 200 <= answer.status < 500:
-                reply = answer.status, answer.headers, content
-                raise EngineFailed(f"it answered {answer.status}", answer=reply)
+                raise EngineFailed(f"it answered {answer.status}", answer=await self._error(answer))
+            content = await read_up_to(answer, WHOLE, self.room)
             if not answer.complete:
                 raise EngineFailed("its answer has no end")
         except BaseException:

@@ -13,7 +13,7 @@ import msgspec
 from kvyard.clock import Clock, pause
 from kvyard.router import Decision
 from kvyard.server.gateway.client import ELSEWHERE, EngineClient
-from kvyard.server.gateway.connections import EngineConnection, read_up_to
+from kvyard.server.gateway.connections import EngineConnection, Room, read_up_to
 from kvyard.server.gateway.engine import Engine
 from kvyard.server.gateway.failures import EngineFailed, EngineMoved
 from kvyard.server.gateway.headers import RANK, decision_header, downstream
@@ -28,7 +28,9 @@ from kvyard.server.request import HttpRequest
 
 RESPONSES = "/v1/responses"
 WHOLE = 64 << 20
-"""Bytes up to which an answer that isn't streamed is held until it is complete."""
+"""Bytes up to which an answer that isn't streamed is held until it is complete, if there is room."""
+ERROR_BYTES = 1 << 20
+"""Bytes up to which an error is held until another engine has answered."""
 BODILESS = ("GET", "DELETE")
 """Methods that have no body unless there is one."""
 MOST_TRIES = 100
@@ -61,6 +63,8 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
     query: bytes = b""
     headers: list[tuple[bytes, bytes]]
     """For the engine."""
+    room: Room
+    """Counts what is held of an answer."""
     handed_over: bool = False
     """True if another engine computed its prompt."""
     _risked: int = 0
@@ -133,13 +137,20 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
         await answer.ask(self.method, target, headers, None if self.method in BODILESS and not self.body else self.body)
         status = answer.status
         if status in ELSEWHERE:
-            reply = status, answer.headers, await read_up_to(answer, WHOLE)
-            raise EngineFailed(f"it answered {status}", answer=reply)
+            raise EngineFailed(f"it answered {status}", answer=await self._error(answer))
         if not 200 <= status < 600:
             raise EngineFailed(f"it answered {status}")
         if answer.content_type == b"text/event-stream" and status < 400:
             return await self._streamed(answer, engine, decision)
         return await self._whole(answer, engine, decision)
+
+    async def _error(self, answer: EngineConnection) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
+        """Return an engine's error: status, headers and body, for the client if no other engine answers."""
+        body = await read_up_to(answer, ERROR_BYTES, self.room)
+        if answer.complete:
+            return answer.status, answer.headers, body
+        problem = openai_error(Refusal(answer.status, f"the engine's error has more than {len(body)} bytes"))[1]
+        return answer.status, [], msgspec.json.encode(problem)
 
     async def _streamed(self, answer: EngineConnection, engine: Engine, decision: Decision) -> Response:
         chunk = await answer.read()
@@ -152,7 +163,7 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
         return RelayedStream(self, answer, engine, headers, chunk, events=True)
 
     async def _whole(self, answer: EngineConnection, engine: Engine, decision: Decision) -> Response:
-        body = await read_up_to(answer, WHOLE)
+        body = await read_up_to(answer, WHOLE, self.room)
         self.proxied.computed = answer.status < 400
         headers = self._begin(answer, body, decision, streamed=False)
         if not answer.complete:

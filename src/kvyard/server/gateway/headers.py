@@ -21,7 +21,8 @@ _HOP = {
     *(b"te", b"trailer", b"transfer-encoding", b"upgrade"),
 }
 _USUAL = (b"keep-alive", b"close")
-_NOT_UP = _HOP | {b"host", b"content-length", b"expect", REQUEST_ID, RANK, PREFILLER}
+_NOT_UP = _HOP | {b"host", b"content-length", b"expect", b"accept-encoding", REQUEST_ID, RANK, PREFILLER}
+"""``accept-encoding`` among them: usage in a compressed answer couldn't be counted."""
 _NOT_DOWN = _HOP | {b"content-length", b"date", b"server"}
 _NOT_TOLD = _NOT_DOWN | {DECISION.encode(), PREFILL}
 

@@ -261,6 +261,7 @@ class RequestIntake(msgspec.Struct, eq=False):
             method=request.method,
             query=request.query,
             headers=sent,
+            room=request,
         )
         return await exchange.respond()
 

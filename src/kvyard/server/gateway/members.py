@@ -26,6 +26,8 @@ from kvyard.server.supervisor import Supervised, Supervisor
 log = logging.getLogger(__name__)
 
 FIRST_LOOKS = 3.0
+MOST_POOLS = 1000
+"""Models of a gateway, those that no engine serves any more included."""
 
 
 class Membership(msgspec.Struct, eq=False):
@@ -211,6 +213,10 @@ class Membership(msgspec.Struct, eq=False):
         async with self._making:
             pool = self.pools.get(model)
             if pool is None:
+                if len(self.pools) >= MOST_POOLS:
+                    raise KvyardError(
+                        f"it would be model number {MOST_POOLS + 1}: restart the gateway to forget old ones"
+                    )
                 roles = engine.config.role != "both" or self.config.has_roles
                 pool = self.maker.make(model, engine.config.block_size, roles)
                 if pool.sharing is not None:

@@ -18,6 +18,7 @@ from kvyard.index import Holder, Identity
 from kvyard.router import Reach
 from kvyard.router.overlaps import Known
 from kvyard.server.gateway.config import GatewayConfig
+from kvyard.server.http_client import read_body
 from kvyard.server.indexer.config import TIERS
 from kvyard.server.indexer.schemas import PromptScores, WorkerScore
 
@@ -25,6 +26,10 @@ log = logging.getLogger(__name__)
 
 PAUSE = SECOND
 """Time for which a service that failed isn't asked again, so that it doesn't slow every request."""
+
+
+MOST_BYTES = 16 << 20
+"""Of an answer: 10,000 workers take three."""
 
 
 class _RemoteScores(msgspec.Struct):
@@ -78,7 +83,7 @@ class RemoteIndex:
                 timeout=self._timeout,
                 allow_redirects=False,
             ) as reply:
-                content = await reply.read()
+                content = await read_body(reply, MOST_BYTES)
                 if reply.status == 404:  # no worker of this model is registered there yet
                     self._fail("it has no worker of this model")
                     return None

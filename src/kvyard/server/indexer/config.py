@@ -45,7 +45,7 @@ class Patience(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     queue: Annotated[int, Meta(ge=1)] = 100_000
     """Batches that ZeroMQ may hold while the service is busy. Beyond it some are lost, noticed, and asked for."""
 
-    frame_bytes: Annotated[int, Meta(ge=1 << 16, le=1 << 30)] = 64 << 20
+    frame_bytes: Annotated[int, Meta(ge=1 << 16, le=1 << 30)] = 16 << 20
     """Of the longest message; a publisher that sends more is disconnected, and its stream stale. No more messages wait than fit
     into 1 GiB by this measure, whatever ``queue`` says."""
 

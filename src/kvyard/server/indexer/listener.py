@@ -96,6 +96,7 @@ class Listener:
                 if self._clock.now() >= turn:
                     await pause()
                     turn = self._clock.now() + TURN
+            del update  # it may be large, and the next one may be long in coming
 
     def _failed(self, error: Exception) -> None:
         """Ignore everything received until all of it was received again."""

@@ -21,6 +21,7 @@ from kvyard.clock import Clock, from_seconds, pause
 from kvyard.decode_errors import DECODE_ERRORS
 from kvyard.engine.handovers import HandoverPeer
 from kvyard.engine.job import Job, JobState
+from kvyard.server.http_client import read_body
 from kvyard.server.mock.config import MockConfig
 from kvyard.server.mock.incoming import IncomingPrompt, PromptAddress, PromptSource, TransferWish
 from kvyard.server.mock.network import LiveNetwork, PromptNetwork, PromptSizes
@@ -29,6 +30,8 @@ from kvyard.server.supervisor import Supervisor
 
 LOOK = 0.005
 """Real seconds between two questions for a prompt that is still being computed."""
+MOST_BYTES = 1 << 20
+"""Of its answer."""
 ASK_SECONDS = 5.0
 """Seconds that another process gets to answer."""
 RENEWALS = 6
@@ -280,7 +283,7 @@ class FleetHandovers:
                 data=msgspec.json.encode(claim),
                 headers={"content-type": "application/json", **self._headers},
             ) as reply:
-                content = await reply.read()
+                content = await read_body(reply, MOST_BYTES)
                 return bool(reply.status == 200 and msgspec.json.decode(content, type=PromptsHeld).held)
         except (aiohttp.ClientError, TimeoutError, OSError, *DECODE_ERRORS):
             return False

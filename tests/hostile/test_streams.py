@@ -1,0 +1,173 @@
+"""Event streams that announce absurd things: no message takes much more memory than it has bytes, or holds the loop."""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Callable
+
+import httpx
+import msgspec
+import pytest
+
+pytest.importorskip("aiohttp", reason="needs kvyard[server]")
+pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
+
+from tests.hostile.support import MIB, MOST_HOLD_S, LoopHolds, ServerProcess, holds
+from tests.hostile.test_memory import BACK_S
+from tests.server.support import Served
+from tests.server.wire import Wire
+from tests.waiting import eventually
+
+from kvyard.events.transport.subscriber import FRAME_BYTES
+from kvyard.events.wire import Decoder
+from kvyard.events.wire.decoded import LARGE, MOST_EVENTS, MOST_PROBLEMS
+
+__all__ = ["holds"]
+
+pytestmark = pytest.mark.zmq
+pack = msgspec.msgpack.encode
+NULL = b"\xc0"
+
+
+def listed(part: bytes, count: int) -> bytes:
+    """A list that repeats one value."""
+    return b"\xdd" + struct.pack(">I", count) + part * count
+
+
+def batch(part: bytes, size: int, *, count: int | None = None) -> bytes:
+    """A batch of about ``size`` bytes that repeats one event."""
+    return b"\x93" + pack(1.0) + listed(part, count or size // len(part)) + NULL
+
+
+def stored(tokens: bytes, hashes: bytes = b"\x91\x01") -> bytes:
+    return b"\x95" + pack("BlockStored") + hashes + NULL + tokens + pack(16)
+
+
+def mapped(size: int) -> bytes:
+    return b"\xdf" + struct.pack(">I", size // 3) + b"\xa1a\xc0" * (size // 3)
+
+
+KINDS: dict[str, Callable[[int], bytes]] = {
+    "one event of many tokens": lambda size: batch(stored(listed(b"\xce\0\1\1\1", size // 5)), size, count=1),
+    "one event of many hashes": lambda size: batch(
+        stored(b"\x90", listed(b"\xcf\1" + bytes(7), size // 9)), size, count=1
+    ),
+    "one event of many fields": lambda size: batch(mapped(size), size, count=1),
+    "many fields": mapped,
+    "a deep stamp": lambda size: b"\x92" + b"\x91" * size + b"\xc0\x90",
+    "a wide stamp": lambda size: b"\x92" + listed(NULL, size) + b"\x90",
+    "clears": lambda size: batch(pack(["AllBlocksCleared"]), size),
+    "clears, as many as may be": lambda size: batch(pack(["AllBlocksCleared"]), size, count=MOST_EVENTS),
+    "removals, as many as may be": lambda size: batch(pack(["BlockRemoved", [1]]), size, count=MOST_EVENTS),
+    "stores, as many as may be": lambda size: batch(stored(b"\x90"), size, count=MOST_EVENTS),
+    "unknown media": lambda size: batch(pack(["BlockRemoved", [1], "NEW"]), size, count=MOST_EVENTS),
+    "nulls": lambda size: batch(NULL, size),
+    "nulls alone": lambda size: listed(NULL, size),
+    "deep": lambda size: b"\x91" * size,
+    "deep JSON": lambda size: b"[" * size,
+    "numbers as JSON": lambda size: b"[1.0,[" + b"1," * (size // 2) + b"1]]",
+    "lists as JSON": lambda size: b"[1.0,[" + b"[]," * (size // 3) + b"1]]",
+    "TensorRT-LLM's": lambda size: listed(pack({"event_id": 1, "data": {"type": "created"}}), size // 40),
+    "TensorRT-LLM's as JSON": lambda size: b"[" + b'{"event_id":1,"data":{"type":"created"}},' * (size // 41) + b"{}]",
+    "a list that isn't there": lambda size: b"\x93" + pack(1.0) + b"\xdd\xff\xff\xff\xff",
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_payload_is_read_or_refused_with_few_words(kind: str) -> None:
+    for size in (LARGE // 2, 2 * LARGE):
+        decoded = Decoder().decode(KINDS[kind](size))
+        assert len(decoded.events) <= MOST_EVENTS
+        assert len(decoded.problems) <= 2 * MOST_PROBLEMS
+        assert decoded.events or decoded.problems
+
+
+def test_as_many_events_as_may_be() -> None:
+    event = pack(["BlockRemoved", [1]])
+    assert len(Decoder().decode(batch(event, 0, count=MOST_EVENTS)).events) == MOST_EVENTS
+    beyond = Decoder().decode(batch(event, 0, count=MOST_EVENTS + 1))
+    assert beyond.lossy and not beyond.events and "262144" in beyond.problems[0].reason
+
+
+def test_harmless_problems_hide_no_loss() -> None:
+    unknown, bad = pack(["BlockRemoved", [1], "NEW"]), pack(["BlockRemoved", "?"])
+    events = [unknown] * (MOST_PROBLEMS + 5) + [bad]
+    decoded = Decoder().decode(b"\x92" + pack(1.0) + b"\xdc" + struct.pack(">H", len(events)) + b"".join(events))
+    assert decoded.lossy and len(decoded.problems) == MOST_PROBLEMS + 1
+    assert not Decoder().decode(batch(unknown, 0, count=MOST_PROBLEMS + 5)).lossy
+
+
+def test_what_was_applied_is_not_kept_until_the_next_message() -> None:
+    import gc
+
+    from kvyard.events.transport import Update
+
+    with Wire() as wire, Served(block_size=16) as served:
+        served.register(instance_id=1, endpoint=wire.endpoint)
+        eventually(lambda: served.get("/workers")[0]["status"] == "active")
+        wire.stored(list(range(1, 3001)), list(range(48_000)), 16)
+        eventually(lambda: served.get("/workers")[0]["listeners"]["0"]["sequence"] == 0)
+
+        def kept() -> list[Update]:
+            gc.unfreeze()
+            return [each for each in gc.get_objects() if isinstance(each, Update) and each.events]
+
+        eventually(lambda: not kept(), kept)
+
+
+@pytest.mark.slow
+def test_no_message_holds_the_loop(holds: LoopHolds) -> None:
+    """Messages as large as may be."""
+    for kind, payload in KINDS.items():
+        data = payload(FRAME_BYTES - 64)[: FRAME_BYTES - 64]
+        for _ in range(4):  # another process may have had the caches
+            with Wire() as wire, Served(block_size=16) as served:
+                served.register(instance_id=1, endpoint=wire.endpoint)
+                eventually(lambda: served.get("/workers")[0]["status"] == "active")
+                holds.longest, holds.where = 0.0, ""
+                wire.payload(data)
+                wire.cleared()
+                eventually(lambda: served.get("/workers")[0]["listeners"]["0"]["sequence"] == 1)
+                longest, where = holds.longest, holds.where
+            if longest <= MOST_HOLD_S:
+                break
+        print(f"{kind}: {longest * 1000:.0f} ms in {where}", flush=True)
+        if longest > MOST_HOLD_S:
+            holds.failed.append(kind)
+    assert not holds.failed
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_memory_comes_back() -> None:
+    """Of an index service that receives each kind three times over and then a clear."""
+    failed = list[str]()
+    with ServerProcess("index", "serve") as server, Wire() as wire:
+        client = httpx.Client(base_url=server.url, timeout=60.0, trust_env=False)
+        body = {"instance_id": "w", "endpoint": wire.endpoint, "model_name": "m", "block_size": 16}
+        assert client.post("/register", json=body).status_code == 201
+        eventually(lambda: client.get("/workers").json()[0]["status"] == "active")
+
+        def send(data: bytes) -> None:
+            for _ in range(3):
+                wire.payload(data)
+            wire.cleared()
+            seq = wire.seq - 1
+            eventually(lambda: client.get("/workers").json()[0]["listeners"]["0"]["sequence"] == seq)
+
+        for kind, payload in KINDS.items():  # Python keeps some room for objects once it was needed
+            if "many" in kind:
+                send(payload(FRAME_BYTES - 64)[: FRAME_BYTES - 64])
+        before = server.rss
+        for kind, payload in KINDS.items():
+            send(payload(FRAME_BYTES - 64)[: FRAME_BYTES - 64])
+            peak = server.rss
+            end = time.monotonic() + BACK_S
+            while server.rss > 1.1 * before and time.monotonic() < end:
+                time.sleep(0.5)
+            said = f"{kind}: {before / MIB:.0f}, {peak / MIB:.0f}, {server.rss / MIB:.0f} MiB"
+            print(said, flush=True)
+            if server.rss > 1.1 * before:
+                failed.append(said)
+    assert not failed, failed
