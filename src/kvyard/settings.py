@@ -191,7 +191,7 @@ class Settings(dict[str, Declared]):
                 values = tomllib.load(file)
         except OSError as error:
             raise KvyardError(f"can't read {path}: {error.strerror}") from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:  # also of a number with more digits than Python reads
             raise KvyardError(f"{path} is not TOML: {error}") from None
         try:
             values = self._flat(values)

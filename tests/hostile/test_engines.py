@@ -13,12 +13,13 @@ pytest.importorskip("aiohttp", reason="needs kvyard[server]")
 pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
 
 from tests.hostile.support import MIB, MOST_HOLD_S, LoopHolds, holds
-from tests.server.gateway.scripted_engine import ScriptedEngine, answer, connect, gated, plain
+from tests.server.gateway.scripted_engine import ScriptedEngine, answer, chunked, connect, gated, plain
 from tests.server.gateway.support import PATIENCE
 from tests.waiting import eventually
 
 from kvyard.server.gateway import members
 from kvyard.server.gateway.exchange import ERROR_BYTES
+from kvyard.server.gateway.traffic import GatewayTraffic, RequestRecord
 
 __all__ = ["holds"]
 
@@ -187,3 +188,23 @@ def test_a_client_cannot_hide_its_usage_by_asking_for_compression() -> None:
         reply = gate.ready(1).complete("a", headers={"Accept-Encoding": "gzip"})
         assert reply.json() == json.loads(usage)
         assert gate.gateway.traffic.counters.output_tokens == 30
+
+
+@pytest.mark.parametrize("end", [b"\n\n", b"\r\n\r\n"])
+def test_events_count_whatever_ends_their_lines(end: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Limits count a stream that states no usage by its events."""
+    counted = list[int]()
+    ended = GatewayTraffic.ended
+
+    def noted(self: GatewayTraffic, proxied: RequestRecord, outcome: str) -> None:
+        counted.append(proxied.events)
+        ended(self, proxied, outcome)
+
+    monkeypatch.setattr(GatewayTraffic, "ended", noted)
+    with (
+        ScriptedEngine(lambda head, body: chunked(*[b'data: {"choices":[]}' + end] * 20)) as engine,
+        gated(engine) as gate,
+    ):
+        with gate.ready(1).stream("a") as reply:
+            reply.read()
+        eventually(lambda: counted == [20], lambda: counted)

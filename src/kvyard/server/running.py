@@ -47,8 +47,8 @@ def listen(host: str, port: int, *, shared: bool = False) -> socket.socket:
         family, kind, protocol, _, address = candidates[0]
         # With its protocol named: asyncio sends small answers at once only where it knows that this is TCP.
         bound = socket.socket(family, kind, protocol)
-    except OSError as error:
-        raise KvyardError(f"can't find {host!r}: {error.strerror or error}") from None
+    except (OSError, ValueError) as error:  # a name that can't be one is a ValueError
+        raise KvyardError(f"can't find {host!r}: {getattr(error, 'strerror', None) or error}") from None
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if shared:

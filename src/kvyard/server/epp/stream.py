@@ -14,7 +14,7 @@ from kvyard.server.epp.messages import BUFFERED, NONE, PARTIAL, PIECES, STREAMED
 from kvyard.server.epp.picker import RESPONSES, EndpointPicker, Picked, PickRequest
 from kvyard.server.gateway.headers import DECISION, decision_header
 from kvyard.server.gateway.homes import ResponseHome
-from kvyard.server.gateway.usage import AnswerTokens, UsageReader
+from kvyard.server.gateway.usage import AnswerTokens, UsageReader, events_in
 from kvyard.server.http import JSON, Refusal, openai_error
 
 RANK = "x-data-parallel-rank"
@@ -229,7 +229,7 @@ class RequestStream:
                     if self._makes_response and self._status < 400:
                         self._picker.intake.proxy.homes.saw(body, ResponseHome(proxied.pool.model, picked.engine.name))
                 if self._streamed:
-                    proxied.events += body.count(b"\n\n")
+                    proxied.events += events_in(body)
                     if proxied.booked is not None and proxied.pool.router.config.track_output:
                         proxied.pool.router.progressed(proxied.id, proxied.events, self._picker.gateway.clock.now())
                 self._usage.feed(body)

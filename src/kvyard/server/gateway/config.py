@@ -402,6 +402,7 @@ def check_url(url: str, where: str) -> str:
         parts = urlsplit(url)
         fine = parts.scheme in ("http", "https") and bool(parts.hostname) and not parts.query and not parts.fragment
         _ = parts.port
+        (parts.hostname or "").encode("idna")  # as the resolver will
     except ValueError:
         fine = False
     if not fine or any(char.isspace() or not char.isprintable() for char in url):

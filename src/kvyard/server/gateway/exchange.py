@@ -22,7 +22,7 @@ from kvyard.server.gateway.homes import ResponseHome, ResponseHomes
 from kvyard.server.gateway.pool import Exhausted
 from kvyard.server.gateway.proxied_request import ProxiedRequest
 from kvyard.server.gateway.traffic import GatewayTraffic
-from kvyard.server.gateway.usage import AnswerTokens, UsageReader, answer_tokens
+from kvyard.server.gateway.usage import AnswerTokens, UsageReader, answer_tokens, events_in
 from kvyard.server.http import JSON, Refusal, Response, ResponseBroken, openai_error
 from kvyard.server.request import HttpRequest
 
@@ -265,7 +265,7 @@ class RelayedStream(Response):
         """Note a chunk that was sent to the client."""
         proxied = self._proxied
         if self._events:
-            proxied.events += chunk.count(b"\n\n")
+            proxied.events += events_in(chunk)
         if self._router is not None:
             self._router.progressed(proxied.id, proxied.events, self._clock.now())
         self._usage.feed(chunk)
@@ -275,7 +275,7 @@ class RelayedStream(Response):
         """End an answer whose engine failed midway; a stream gets an error event."""
         self._proxied.outcome = "broken"
         self._exchange.proxy.health.failed(self._engine, reason)
-        if self._events and self._last.endswith(b"\n\n"):
+        if self._events and self._last.endswith((b"\n\n", b"\r\n\r\n")):
             problem = openai_error(Refusal(502, f"the engine failed in the middle of its answer: {reason}"))[1]
             await request.write(b"data: " + msgspec.json.encode(problem) + b"\n\n")
         raise ResponseBroken(reason)

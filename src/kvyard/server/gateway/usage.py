@@ -56,6 +56,11 @@ def answer_tokens(answer: bytes) -> AnswerTokens:
     return reader.tokens
 
 
+def events_in(chunk: bytes) -> int:
+    """Return the number of server-sent events that end in a chunk of a stream."""
+    return chunk.count(b"\n\n") or chunk.count(b"\r\n\r\n")
+
+
 class UsageReader:
     """Finds usage in an answer that comes in chunks, cut anywhere."""
 

@@ -123,7 +123,7 @@ def load(path: Path) -> Any:
         return tomllib.loads(raw.decode()) if path.suffix == ".toml" else msgspec.json.decode(raw)
     except OSError as error:
         raise KvyardError(f"can't read {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, *DECODE_ERRORS) as error:
+    except (ValueError, *DECODE_ERRORS) as error:  # also of a number with more digits than Python reads
         kind = "TOML" if path.suffix == ".toml" else "JSON"
         raise KvyardError(f"{path} is not {kind}: {error}") from None
 
