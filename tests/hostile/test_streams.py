@@ -19,7 +19,10 @@ from tests.server.support import Served
 from tests.server.wire import Wire
 from tests.waiting import eventually
 
+from kvyard.events.transport.frames import TOPIC_BYTES
+from kvyard.events.transport.state import Limits
 from kvyard.events.transport.subscriber import FRAME_BYTES
+from kvyard.events.transport.subscription import Subscription
 from kvyard.events.wire import Decoder
 from kvyard.events.wire.decoded import LARGE, MOST_EVENTS, MOST_PROBLEMS
 
@@ -116,6 +119,20 @@ def test_what_was_applied_is_not_kept_until_the_next_message() -> None:
         eventually(lambda: not kept(), kept)
 
 
+def test_topics_are_short_and_share_what_may_wait() -> None:
+    limits = Limits(held_in_all=10_000)
+    subscription = Subscription("s", source=True, limits=limits)
+    subscription.message([b"t" * (TOPIC_BYTES + 1), bytes(8), pack([1.0, []])], 0)
+    assert subscription.counters.malformed == 1 and not subscription.statuses()[1:]
+    payload = batch(pack(["BlockRemoved", [1]]), 1500)
+    for topic in range(100):
+        for seq in (7, 9):
+            subscription.message([b"%d" % topic, seq.to_bytes(8, "big"), payload], 0)
+    held = sum(status.held for status in subscription.statuses())
+    assert 0 < held * len(payload) <= limits.held_in_all + len(payload)
+    assert len(subscription.statuses()) == 100
+
+
 @pytest.mark.slow
 def test_no_message_holds_the_loop(holds: LoopHolds) -> None:
     """Messages as large as may be."""
@@ -141,7 +158,7 @@ def test_no_message_holds_the_loop(holds: LoopHolds) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_memory_comes_back() -> None:
-    """Of an index service that receives each kind three times over and then a clear."""
+    """An index service receives each kind three times and then a clear: the second round takes no more than the first."""
     failed = list[str]()
     with ServerProcess("index", "serve") as server, Wire() as wire:
         client = httpx.Client(base_url=server.url, timeout=60.0, trust_env=False)
@@ -156,18 +173,18 @@ def test_memory_comes_back() -> None:
             seq = wire.seq - 1
             eventually(lambda: client.get("/workers").json()[0]["listeners"]["0"]["sequence"] == seq)
 
-        for kind, payload in KINDS.items():  # Python keeps some room for objects once it was needed
-            if "many" in kind:
+        settled = 0
+        for turn in range(2):  # Python keeps some room for objects once it was needed
+            most = max(settled, server.rss)
+            for kind, payload in KINDS.items():
                 send(payload(FRAME_BYTES - 64)[: FRAME_BYTES - 64])
-        before = server.rss
-        for kind, payload in KINDS.items():
-            send(payload(FRAME_BYTES - 64)[: FRAME_BYTES - 64])
-            peak = server.rss
-            end = time.monotonic() + BACK_S
-            while server.rss > 1.1 * before and time.monotonic() < end:
-                time.sleep(0.5)
-            said = f"{kind}: {before / MIB:.0f}, {peak / MIB:.0f}, {server.rss / MIB:.0f} MiB"
-            print(said, flush=True)
-            if server.rss > 1.1 * before:
-                failed.append(said)
+                peak = server.rss
+                end = time.monotonic() + BACK_S
+                while server.rss > 1.1 * most and time.monotonic() < end:
+                    time.sleep(0.5)
+                settled = max(settled, server.rss)
+                said = f"{kind}: {peak / MIB:.0f}, {server.rss / MIB:.0f} MiB"
+                print(said, flush=True)
+                if turn and server.rss > 1.1 * most:
+                    failed.append(said)
     assert not failed, failed

@@ -19,6 +19,8 @@ from kvyard.decode_errors import DECODE_ERRORS
 SEQUENCE_BYTES = 8
 END_SEQUENCE = b"\xff" * SEQUENCE_BYTES
 MAX_SEQUENCE = (1 << 63) - 1
+TOPIC_BYTES = 1024
+"""Of the longest topic; each is remembered."""
 
 HEAD_WORD = b"kvyard.head/1"
 """Request for the publisher's position and a digest of everything sent so far."""
@@ -84,6 +86,8 @@ def read_live(parts: Sequence[bytes]) -> Frame | str:
     if len(parts) != 3:
         return f"a message of {len(parts)} frames instead of 3"
     topic, sequence, payload = parts
+    if len(topic) > TOPIC_BYTES:
+        return f"a topic of {len(topic)} bytes"
     seq = _sequence(sequence)
     return Frame(topic, seq, payload) if isinstance(seq, int) else seq
 
@@ -93,6 +97,8 @@ def read_reply(parts: Sequence[bytes]) -> Reply | str:
     if len(parts) not in (3, 4) or parts[0]:
         return f"a reply of {len(parts)} frames"
     topic = parts[1] if len(parts) == 4 else None
+    if topic is not None and len(topic) > TOPIC_BYTES:
+        return f"a topic of {len(topic)} bytes"
     word, payload = parts[-2:]
     if word == END_SEQUENCE:
         return Reply(ReplyKind.END)

@@ -30,10 +30,18 @@ class ReceivedBatch(msgspec.Struct, frozen=True, kw_only=True):
     """True if it makes everything before it irrelevant."""
 
 
+class WaitingBytes(msgspec.Struct):
+    """Bytes of batches that came too early, of all streams of one subscription."""
+
+    total: int = 0
+
+
 class StreamPosition:
     """The last applied batch and the ones around it."""
 
-    def __init__(self, remembered: int) -> None:
+    def __init__(self, remembered: int, waiting: WaitingBytes | None = None) -> None:
+        """``waiting`` counts for several streams together."""
+        self.waiting = waiting or WaitingBytes()
         self.applied = -1
         """The last sequence that was applied."""
         self.digest = 0
@@ -75,11 +83,13 @@ class StreamPosition:
         self.release(batch.seq)
         self.held[batch.seq] = batch
         self.held_bytes += batch.size
+        self.waiting.total += batch.size
 
     def release(self, seq: int) -> ReceivedBatch | None:
         batch = self.held.pop(seq, None)
         if batch is not None:
             self.held_bytes -= batch.size
+            self.waiting.total -= batch.size
         return batch
 
     def next(self) -> ReceivedBatch | None:
@@ -105,6 +115,7 @@ class StreamPosition:
 
     def drop_all(self) -> None:
         self.held.clear()
+        self.waiting.total -= self.held_bytes
         self.held_bytes = 0
 
     def check_integrity(self) -> None:

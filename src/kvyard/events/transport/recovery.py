@@ -473,8 +473,12 @@ class Recovery:
         self.handle(Signal.DOUBT if self._doubt else Signal.HOLE if position.held else Signal.COMPLETE, now)
 
     def _has_room(self, size: int) -> bool:
-        limits = self._limits
-        return len(self._at.held) < limits.held_batches and self._at.held_bytes + size <= limits.held_bytes
+        limits, position = self._limits, self._at
+        return (
+            len(position.held) < limits.held_batches
+            and position.held_bytes + size <= limits.held_bytes
+            and position.waiting.total + size <= limits.held_in_all
+        )
 
     def _compare_digest(self, head: StreamHead) -> None:
         if self.whole and head.digest != self._at.digest:

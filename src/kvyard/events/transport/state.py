@@ -73,6 +73,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     held_batches: int = 10_000
     """Batches that may wait while something is fetched."""
     held_bytes: int = 64 << 20
+    held_in_all: int = 1 << 30
+    """Bytes of early batches of all streams of a subscription."""
     remembered: int = 4096
     """Batches whose fingerprints are kept, to distinguish a repetition from a restart."""
 

@@ -12,7 +12,7 @@ import msgspec
 from kvyard.events.transport.frames import Frame, Reply, ReplyKind, fingerprint, read_live, read_reply
 from kvyard.events.transport.inquiry import Inquiry, ReplayRequest, RequestKind
 from kvyard.events.transport.phases import Signal
-from kvyard.events.transport.position import StreamPosition, UpdateLog
+from kvyard.events.transport.position import StreamPosition, UpdateLog, WaitingBytes
 from kvyard.events.transport.recovery import Recovery
 from kvyard.events.transport.state import Limits, Origin, State, StreamStatus, Update
 from kvyard.events.wire import Decoder
@@ -34,13 +34,15 @@ class Follower:
         decoder: Decoder | None = None,
         numbers: Iterator[int] | None = None,
         updates: deque[Update] | None = None,
+        waiting: WaitingBytes | None = None,
     ) -> None:
         """``topic`` is learned if not given; replies with one that doesn't begin with ``prefix`` are dropped.
 
-        ``source`` says whether there is a replay socket to ask. ``numbers`` numbers requests, across followers.
+        ``source`` says whether there is a replay socket to ask. ``numbers`` numbers requests and ``waiting`` counts, across
+        followers.
         """
         limits = limits or Limits()
-        self.at = StreamPosition(limits.remembered)
+        self.at = StreamPosition(limits.remembered, waiting)
         self.updates: deque[Update] = deque() if updates is None else updates
         self._source = source
         self._prefix = prefix
@@ -155,6 +157,7 @@ class Subscription:
         self._prefix = prefix.encode()
         self._limits = limits or Limits()
         self._decoder = decoder
+        self._waiting = WaitingBytes()
         self._numbers = count(1)
         self._followers: dict[bytes | None, Follower] = {}
 
@@ -283,6 +286,7 @@ class Subscription:
             decoder=self._decoder(),
             numbers=self._numbers,
             updates=self.updates,
+            waiting=self._waiting,
         )
         self._followers[topic] = follower
         follower.start(now)
