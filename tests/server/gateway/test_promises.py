@@ -20,8 +20,8 @@ from tests.server.mock.support import Served
 from kvyard.index import Holder
 from kvyard.router import Decision
 from kvyard.server.gateway.promises import (
+    ARRIVED,
     CAUSES,
-    QUIET,
     AnnouncedElsewhere,
     Promise,
     PromiseTally,
@@ -204,22 +204,33 @@ def test_series_go_with_their_engine_and_reasons_are_few() -> None:
     assert len(CAUSES) == 13
 
 
-@pytest.mark.parametrize(("crossed", "late"), [(False, False), (False, True), (True, False)])
-@pytest.mark.parametrize("quiet", [False, True])
-def test_crossed_events_are_those_after_a_quiet_time(crossed: bool, late: bool, quiet: bool) -> None:
-    """Two engines that take turns. Events that are a request late, as they are where one follows another at once, look like
-    those of crossed ports.
-    """
+@pytest.mark.parametrize("crossed", [False, True])
+@pytest.mark.parametrize("late", [0, 1, 3])
+def test_crossed_events_are_those_of_new_prompts_at_another_engine(crossed: bool, late: int) -> None:
+    """Two engines that take turns without a pause; events come ``late`` requests after the answer."""
     announced = AnnouncedElsewhere()
-    stored = {"a": 0, "b": 0}
-    now, named, outstanding = QUIET, set[str](), ""
-    for turn in range(20):
+    held: dict[tuple[int, ...], dict[Holder, int]] = {}
+    due: list[tuple[tuple[int, ...], str]] = []
+    named: set[str] = set()
+    for turn in range(40):
+        keys = (1, 2, 100 + turn)
         asked = "ab"[turn % 2]
-        named.add(announced.routed(asked, stored.copy, now))
-        owner = "ab"[(turn + 1) % 2] if crossed else asked
-        arriving, outstanding = (outstanding, owner) if late and not quiet else (owner, "")
-        if arriving:
-            stored[arriving] += 1
-        announced.ended(now + 1)
-        now += 1 + (QUIET if quiet else 0)
-    assert named - {""} == ({"a", "b"} if crossed and quiet else set())
+        announced.routed(keys)
+        named.add(announced.computed(asked, keys, lambda keys: held.get(tuple(keys), {}), turn * ARRIVED))
+        due.append((keys, "ab"[(turn + 1) % 2] if crossed else asked))
+        while len(due) > late:
+            arrived, owner = due.pop(0)
+            held[arrived] = {Holder(owner): 3, Holder("a" if owner == "b" else "b"): 2}
+    assert named - {""} == ({"a", "b"} if crossed and not late else set())
+
+
+def test_a_prompt_that_comes_twice_shows_nothing_of_crossed_events() -> None:
+    """Its events may be those of the second engine, while the first engine's are late."""
+    announced = AnnouncedElsewhere()
+    for turn in range(40):
+        keys = (1, turn // 2)
+        announced.routed(keys)
+        asked = "ab"[turn % 2]
+        held = {Holder("b"): 2}
+        assert not announced.computed(asked, keys, lambda _, held=held: held, turn * ARRIVED)
+    assert not announced.source("a")

@@ -27,7 +27,7 @@ def about_gateway(seen: GatewayVisit) -> Iterator[Finding]:
         name = "gateway-token" if seen.unauthorised else "gateway-unreachable"
         yield broken(name, seen.url, problem=seen.problem[:200])
         return
-    for rule in (engines, roles, streams, block_sizes, policy, promises):
+    for rule in (engines, roles, crossed, streams, block_sizes, policy, promises):
         yield from rule(seen.url, seen.view)
 
 
@@ -54,6 +54,12 @@ def roles(url: str, view: FleetView) -> Iterator[Finding]:
                     model=model or "no model yet",
                     engines=_names([engine.name for engine in there]),
                 )
+
+
+def crossed(url: str, view: FleetView) -> Iterator[Finding]:
+    names = [worker.name for worker in view.workers if worker.announced_by]
+    if names:
+        yield broken("gateway-crossed", url, engines=_names(names))
 
 
 def streams(url: str, view: FleetView) -> Iterator[Finding]:
@@ -111,12 +117,9 @@ def promises(url: str, view: FleetView) -> Iterator[Finding]:
     routed = sum(view.totals.prompts.values())
     if view.reads and view.reads != "load" and not all_.promised and all_.unpromised >= ENOUGH:
         yield broken("gateway-nothing-matches", url, tokens=all_.unpromised, routed=routed)
-    crossed = [worker.name for worker in view.workers if worker.announced_by]
-    if crossed:
-        yield broken("gateway-crossed", url, engines=_names(crossed))
     for worker in view.workers:
         counted = worker.promises
-        if counted is None or counted.promised < ENOUGH or worker.name in crossed:
+        if counted is None or counted.promised < ENOUGH or worker.announced_by:
             continue
         reported = counted.promised - counted.missing.get("unreported", 0)
         reason = _main(counted)

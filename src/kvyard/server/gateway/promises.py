@@ -6,14 +6,14 @@ promised are tokens delivered and tokens missing. It changes no route.
 
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import msgspec
 
 from kvyard.clock import MS
 from kvyard.events.transport import State
-from kvyard.index import Indexer
+from kvyard.index import Holder, Indexer
 from kvyard.index.stream import FollowedStream
 from kvyard.router import Decision
 
@@ -49,10 +49,12 @@ NO_MARKS = StreamMarks()
 ENOUGH_ANSWERS = 16
 """Answers of an engine from which something is concluded about all of them."""
 ENOUGH_VOTES = 4
-QUIET = 250 * MS
-"""Time without a request before one whose events are watched: events of earlier requests have arrived by then."""
+ARRIVED = 250 * MS
+"""Time after which events of a prompt have arrived."""
+AWAITED = 8
+"""Prompts whose events are awaited at a time."""
 DISTRUSTED = "its events announce blocks that it doesn't have, as promised prompts show"
-CROSSED = "its events rise when another engine computes a prompt, so they are that engine's"
+CROSSED = "its events announce what another engine computes, so they are that engine's"
 """Why a stream is no longer trusted."""
 
 
@@ -116,47 +118,66 @@ class PromiseTally(msgspec.Struct):
         return self.step if self.founds >= ENOUGH_ANSWERS else 0
 
 
+class _Computed(NamedTuple):
+    """A prompt that one engine has computed, whose events are awaited."""
+
+    engine: str
+    keys: Sequence[int]
+    holders: Callable[[Sequence[int]], dict[Holder, int]]
+    """Blocks of a prompt that each worker has announced."""
+    ended: int
+
+
 class AnnouncedElsewhere:
-    """Engines whose events rise when one engine alone computes a prompt: by requests that came to a quiet fleet and had it to
-    themselves. After a request that just ended its own events may still be on their way, and would be taken for another's.
+    """Engines whose prompts another engine's events announce: by prompts that were new to the index and came once, looked up
+    a while after they were computed.
     """
 
     def __init__(self) -> None:
         self.votes: dict[str, Counter[str]] = {}
-        """By engine, how often each engine's events rose, its own included."""
-        self._watched = ""
-        self._ended = 0
-        """When the latest request ended."""
-        self._stored: dict[str, int] = {}
+        """By engine, how often each engine's events announced what it computed, its own included."""
+        self._awaited: deque[_Computed] = deque()
         self._crossed: set[str] = set()
 
-    def ended(self, now: int) -> None:
-        """Note that a request ended."""
-        self._ended = now
+    def awaits_more(self, now: int) -> bool:
+        """True if the events of one more prompt can be awaited."""
+        return len(self._awaited) < AWAITED or self._is_due(now)
 
-    def interrupted(self) -> None:
-        """Note that a request was routed while another is in flight: event counts may be due to both from now on."""
-        self._watched = ""
+    def _is_due(self, now: int) -> bool:
+        return bool(self._awaited) and now - self._awaited[0].ended >= ARRIVED
 
-    def routed(self, engine: str, stored: Callable[[], dict[str, int]], now_ns: int) -> str:
-        """Note a request that was routed to ``engine`` while no other is in flight. ``stored`` has the blocks that each
-        engine's events have announced so far. Returns an engine that turns out to have another engine's events, the first time.
+    def routed(self, keys: Sequence[int]) -> None:
+        """Note that a prompt was routed: one that is awaited may be computed by another engine, too, and shows nothing."""
+        last = keys[-1] if keys else None
+        if any(computed.keys[-1] == last for computed in self._awaited):
+            self._awaited = deque(computed for computed in self._awaited if computed.keys[-1] != last)
+
+    def computed(
+        self, engine: str, keys: Sequence[int], holders: Callable[[Sequence[int]], dict[Holder, int]], now: int
+    ) -> str:
+        """Note that ``engine`` computed a prompt that no worker had announced. Returns an engine whose events turn out to be
+        those of another engine, the first time.
         """
-        watched, self._watched = self._watched, ""
-        quiet = now_ns - self._ended >= QUIET
-        if not (watched or quiet):
+        crossed = ""
+        if self._is_due(now):
+            crossed = self._look(self._awaited.popleft())
+        if keys and len(self._awaited) < AWAITED:
+            self._awaited.append(_Computed(engine, keys, holders, now))
+        return crossed
+
+    def _look(self, computed: _Computed) -> str:
+        engine, blocks = computed.engine, len(computed.keys)
+        names = {holder.name for holder, found in computed.holders(computed.keys).items() if found == blocks}
+        if engine in names:
+            names = {engine}
+        if len(names) != 1:
             return ""
-        now = stored()
-        if watched:
-            rose = [name for name, blocks in now.items() if blocks > self._stored.get(name, blocks)]
-            if len(rose) == 1:
-                self.votes.setdefault(watched, Counter())[rose[0]] += 1
-        if quiet:
-            self._watched, self._stored = engine, now
-        if not watched or watched in self._crossed or not self.source(watched):
+        self.votes.setdefault(engine, Counter())[names.pop()] += 1
+        source = self.source(engine)
+        if not source or source in self._crossed:
             return ""
-        self._crossed.add(watched)
-        return watched
+        self._crossed.add(source)
+        return source
 
     def source(self, engine: str) -> str:
         """Return the other engine whose events are really those of ``engine``; empty if there is none."""

@@ -6,7 +6,7 @@ both. Figures that are kept anyway are read by ``view.state_samples`` at each sc
 
 import logging
 from collections import deque
-from functools import partial
+from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
 
@@ -38,8 +38,6 @@ log = logging.getLogger(__name__)
 
 UNMET = {"finished": "unreported", "refused": "failed", "failed": "failed", "broken": "cut", "cancelled": "cut"}
 """Why a promise was not kept, by how a request ended whose engine didn't say what it found."""
-COMPARED = 32
-"""Engines of a pool up to which their events are compared, whenever a request is alone."""
 P = "kvyard_gateway_"
 NAMES: dict[str, str] = read_catalog(Path(__file__).with_name("metrics.toml"))
 """Metrics beside the index's own, without the prefix."""
@@ -65,6 +63,8 @@ class RequestRecord(msgspec.Struct, kw_only=True, eq=False):
     """Tenant that it counts for; empty if unknown."""
     session: str | None = None
     """The session that it belongs to."""
+    keys: Sequence[int] = ()
+    """Of the whole blocks of its prompt."""
     status: int = 0
     """Of the answer."""
     prompt: int = 0
@@ -84,6 +84,8 @@ class RequestRecord(msgspec.Struct, kw_only=True, eq=False):
     """Tokens of the answer, as far as they are known."""
     cached: int | None = None
     """Prompt tokens that the engine found in its cache, if it reports them."""
+    unannounced: Sequence[int] | None = None
+    """Keys of the prompt, if no engine had announced it whole when it was routed and its events will be looked at."""
     promise: Promise | None = None
     """Cached prefix expected at its engine, until that is settled."""
     engine: Engine | None = None
@@ -266,10 +268,11 @@ class GatewayTraffic:
     def began(self, proxied: RequestRecord, place: EngineRequest, model: str | None) -> None:
         """Count a request that can be routed; ``model`` is given if there are several."""
         self.counters.under_way += 1
+        request = place.request
+        proxied.keys = request.keys
         if self.recorder is None:
             return
         try:
-            request = place.request
             self.recorder.arrived(
                 ArrivedRequest(
                     id=proxied.id,
@@ -299,12 +302,10 @@ class GatewayTraffic:
         proxied.placed = proxied.placed or now
         if expected:
             proxied.promise = Promise(decision, size, engine.marks(), engine.downs)
-        if self.counters.under_way == 1 and len(pool.engines) <= COMPARED:
-            crossed = self.announced.routed(engine.name, partial(_stored, pool), now)
-            if crossed in pool.engines:
-                pool.engines[crossed].distrust(CROSSED)
-        else:
-            self.announced.interrupted()
+        self.announced.routed(proxied.keys)
+        if pool.indexer is not None and len(pool.engines) > 1 and self.announced.awaits_more(now):
+            known = max(pool.indexer.matches(proxied.keys).values(), default=0)
+            proxied.unannounced = proxied.keys if known < len(proxied.keys) else None
         self._decisions += 1
         self.recent.append(RecentDecision(self._decisions, now / SECOND, proxied.model, pool.model, decision))
         metrics.decisions[proxied.model, engine.name, decision.why].inc()
@@ -352,6 +353,16 @@ class GatewayTraffic:
             series.said_cached.inc(tokens.cached)
             series.said_predicted.inc(decision.overlap * proxied.pool.router.block_size)
             self._settle(proxied, engine, tokens.cached, tokens.prompt)
+        if proxied.unannounced is not None and not proxied.handed_over:
+            self._await_events(proxied.pool, engine, proxied.unannounced)
+
+    def _await_events(self, pool: EnginePool, engine: Engine, keys: Sequence[int]) -> None:
+        """Look later whose events announce a prompt that ``engine`` has computed."""
+        if pool.indexer is None:
+            return
+        crossed = self.announced.computed(engine.name, keys, pool.indexer.matches, self._clock.now())
+        if crossed in pool.engines:
+            pool.engines[crossed].distrust(CROSSED)
 
     def split(self, proxied: RequestRecord, outcome: str) -> None:
         """Count a request by the outcome of the split: ``handed-over``, ``kept`` or ``fell-back``."""
@@ -414,7 +425,6 @@ class GatewayTraffic:
         self._count_turn(proxied, outcome == "finished", now)
         self._unmet(proxied, UNMET[outcome])
         counters.under_way -= 1
-        self.announced.ended(now)
         setattr(counters, outcome, getattr(counters, outcome) + 1)
         self._active.discard(proxied.id)
         if self.recorder is not None:
@@ -440,11 +450,6 @@ class GatewayTraffic:
             engine_ns=now - proxied.placed if proxied.placed else 0,
         )
         self.sessions.ended(turn, now)
-
-
-def _stored(pool: EnginePool) -> dict[str, int]:
-    """Return blocks that the events of each engine have announced."""
-    return {name: engine.marks().stored for name, engine in pool.engines.items()}
 
 
 def _line(proxied: RequestRecord, outcome: str, now: int) -> AccessLine:
