@@ -198,6 +198,7 @@ def test_a_budget_below_the_cheapest_fleet_is_reported(tmp_path: Path) -> None:
     done = planned(tmp_path, "ttft_p90<3s", tensor_parallel_size=1, budget=1.0)
     assert done.answer is not None and not done.met
     assert "over the budget of 1.00 USD an hour" in " ".join(paragraph(done))
+    assert view(done).verdict == "SLO met, but over the budget"
 
 
 class Interrupted(LocalExecutor):

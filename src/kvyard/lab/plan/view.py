@@ -27,6 +27,7 @@ FURTHER = ("ttft_p99", "itl_p99", "reuse", "rejected_share")
 MOST_ROWS = 12
 EDGE = 0.02
 """An answer with less room than this share of a limit is on the edge."""
+OVER = "SLO met, but over the budget"
 UNSURE = "SLO met in the replay, but a limit lies within the published error"
 LIMITING = {
     "prefill": "prompt computation (prefill) limits it",
@@ -89,7 +90,7 @@ def view(planned: Planned) -> Result:
         },
         advice=sentences,
         met=planned.met if table.rows else None,
-        verdict=UNSURE if planned.met and answer is not None and not _holds(planned, answer) else "",
+        verdict=_verdict(planned),
         commands=lines,
         legend=f"Times are in ms unless a column says s, prices in {planned.price_list.currency} per hour.",
         tiles=_tiles(planned),
@@ -97,6 +98,16 @@ def view(planned: Planned) -> Result:
         config=None if answer is None else ("Settings of the answer, as in plan.toml", planned.settings(answer)),
         files=files,
     )
+
+
+def _verdict(planned: Planned) -> str:
+    """Return the verdict if it is more than that the SLO is met or not."""
+    answer = planned.answer
+    if answer is None:
+        return ""
+    if not planned.met:
+        return OVER
+    return "" if _holds(planned, answer) else UNSURE
 
 
 def _sections(planned: Planned) -> list[Section]:
@@ -234,7 +245,7 @@ def _none(planned: Planned) -> list[str]:
     closest = min(tried, key=lambda fleet: (fleet.violation, fleet.cost))
     why = missed(closest.values, planned.limits)
     return [
-        f"No fleet of {len(tried)} that were replayed keeps the SLO. The closest is {describe(closest)}, "
+        f"No fleet keeps the SLO, of {len(tried)} replayed. The closest is {describe(closest)}, "
         f"{money(planned, closest.cost)}: {why}.",
         *(["The search was interrupted."] if planned.interrupted else ["More workers of these shapes don't help."]),
     ]
