@@ -5,7 +5,8 @@
 Two traces, two models and two SLOs each, and three questions that no fleet can answer. The grid is independent of the search:
 for each card, degree of tensor parallelism, cache type and host memory the most workers that cost less than 1.06 times the
 plan are replayed, and fewer as long as they keep the SLO; ``--every`` replays all points that are cheaper, for who doubts that
-fewer workers are never better. The second trace has sessions without a common clock and runs in a closed loop.
+fewer workers are never better. The second trace has sessions without a common clock and runs in a closed loop; most of its
+requests are longer than these models take, so that its cases are of its first ones that fit.
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ from kvyard.lab.study.cost import cost, parted
 from kvyard.lab.study.goals import judged
 from kvyard.replay.report.slo import parse_limits
 from kvyard.replay.settings import make_config
+from kvyard.replay.traces import open_trace
+from kvyard.replay.traces.changes import sliced
+from kvyard.replay.traces.writing import write_trace
 
 ROOT = Path(__file__).resolve().parent.parent
 MOONCAKE = ROOT / "examples" / "data" / "mooncake_conversation.jsonl.xz"
@@ -99,6 +103,18 @@ IMPOSSIBLE: dict[str, dict[str, Any]] = {
     },
 }
 MOST = 400
+
+
+def fitting(case: dict[str, Any], limit: int, folder: Path) -> dict[str, Any]:
+    """Return the case with a file of the first ``limit`` requests that fit, if its trace has sessions: of its first requests
+    few fit, of too few sessions.
+    """
+    if case["trace"] != WEKA:
+        return case
+    path = folder / f"weka-{case['max_tokens']}-{limit}.jsonl"
+    if not path.exists():
+        write_trace(sliced(open_trace(WEKA), max_tokens=case["max_tokens"], first=limit), path)
+    return {name: value for name, value in case.items() if name != "max_tokens"} | {"trace": path}
 
 
 def flags(case: dict[str, Any], limit: int) -> list[str]:
@@ -181,6 +197,7 @@ def main() -> None:
         if (arguments.only and name not in arguments.only) or not case["trace"].exists():
             continue
         with tempfile.TemporaryDirectory() as folder:
+            case = fitting(case, arguments.limit, Path(folder))
             code, found, cpu, said = run_plan(case, arguments.limit, Path(folder) / "plan")
             answer = found.get("answer")
             if answer is None:

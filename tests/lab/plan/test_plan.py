@@ -153,6 +153,14 @@ def test_an_impossible_slo_is_refused_before_any_replay(tmp_path: Path) -> None:
         planned(tmp_path, "ttft_p99<2s", gpus=("l40s",), model="llama-3.1-405b", tensor_parallel_size=1)
 
 
+def test_a_closed_loop_that_is_never_full_says_so(tmp_path: Path) -> None:
+    more: dict[str, Any] = {"gpus": ("h100",), "tensor_parallel_size": 1, "limit": 20}
+    full = planned(tmp_path, "ttft_p90<9s", concurrency=4, **more)
+    assert "requests a second were served." in paragraph(full)[-1] and "fewer than" not in paragraph(full)[-1]
+    never = planned(tmp_path, "ttft_p90<9s", concurrency=32, **more)
+    assert "20 sessions are fewer than --concurrency 32: take more of the trace" in paragraph(never)[-1]
+
+
 @pytest.mark.parametrize("metric", ["goodput>99%", "session_p99<60s"])
 def test_a_limit_that_every_fleet_would_keep_is_refused(metric: str, tmp_path: Path) -> None:
     with pytest.raises(KvyardError, match=r"a replay of this trace has no (goodput|session_p99): limit what it has"):

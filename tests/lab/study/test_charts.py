@@ -55,13 +55,20 @@ def test_the_limit_is_marked_among_bars() -> None:
     assert near["marks"] == [{"name": "limit: 1 s", "x": 1000.0}] and near["max"] == 1000.0, "the axis reaches to it"
     cut = bars(TTFT, ONE_LOSER, limit=Limit("ttft_mean", 450.0)).figure
     assert cut["marks"][0]["x"] == 450.0 and cut["cut"] == 483.0
-    far = bars(TTFT, ONE_LOSER, limit=Limit("ttft_mean", 60_000.0))
-    assert "marks" not in far.figure and "The limit, 60 s, is far above." in far.text
+    crossed = bars(TTFT, ONE_LOSER, limit=Limit("ttft_mean", 900.0)).figure
+    assert crossed["marks"][0]["x"] == 900.0 and crossed["cut"] == 1035.0, "the axis ends beyond the limit"
+    both = [Bar("kv", 400.0), Bar("least-time", 380.0), Bar("sticky", 420.0), Bar("random", 1_300.0)]
+    assert "cut" not in bars(TTFT, both, limit=Limit("ttft_mean", 1_200.0)).figure
+    far = bars(TTFT, ONE_LOSER, limit=Limit("ttft_mean", 120_000.0))
+    assert "marks" not in far.figure and "The limit, 2 min 0 s, is far above." in far.text
+    hidden = bars(TTFT, ONE_LOSER, limit=Limit("ttft_mean", 60_000.0))
+    assert "marks" not in hidden.figure and "The limit, 60 s, is in the part that is cut off." in hidden.text
 
 
 def test_a_number_in_a_legend_says_what_it_is() -> None:
     assert setting_text("num_gpu_blocks", "6000") == "num gpu blocks 6000"
     assert setting_text("router", "least-time") == "least-time"
+    assert setting_text("split", "none") == "split none", "a bar named none, cut off, reads as no bar"
     figure = dots(
         TTFT, [Dots("SLO met", [Dot(2.0, 400.0, "a")], "blue")], "cards", "x", Limit("ttft_mean", 500.0)
     ).figure

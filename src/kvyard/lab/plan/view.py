@@ -273,7 +273,21 @@ def _whole(planned: Planned) -> list[str]:
 
 def _traffic(planned: Planned) -> str:
     left_out = f" Left out as longer than --max-tokens: {planned.left_out:,}." if planned.left_out else ""
-    return f"The traffic: {planned.about_traffic}.{left_out}{_bunched(planned)}"
+    return f"The traffic: {planned.about_traffic}.{left_out}{_bunched(planned)}{_loop(planned)}"
+
+
+def _loop(planned: Planned) -> str:
+    """Say what load a closed loop was, which the traffic doesn't show."""
+    answer = planned.answer
+    if planned.whole.arrivals is not None or answer is None:
+        return ""
+    served = WANTED["requests_per_s"].text(answer.values.get("requests_per_s"))
+    sentence = f" Clients wait for answers: {served} requests a second were served."
+    asked = SETTINGS.parse({"concurrency": planned.base.get("concurrency")}).get("concurrency")
+    sessions = planned.traffic.stamped
+    if asked is not None and sessions < asked:
+        sentence += f" {sessions:,} sessions are fewer than --concurrency {asked:,}: take more of the trace (--limit)."
+    return sentence
 
 
 def _bunched(planned: Planned) -> str:

@@ -51,9 +51,13 @@ def words(name: str | None) -> str:
     return text.capitalize()
 
 
+PLAIN = ("none", "off", "on", "auto", "true", "false")
+"""Values that say nothing without their setting's name."""
+
+
 def setting_text(name: str, value: str) -> str:
-    """Return a setting for a legend: its value, and its name if the value is a number."""
-    return f"{name.replace('_', ' ')} {value}" if value[:1].isdecimal() else value
+    """Return a setting for a legend: its value, and its name if the value is a number or says nothing by itself."""
+    return f"{name.replace('_', ' ')} {value}" if value[:1].isdecimal() or value in PLAIN else value
 
 
 def number_of(name: str, value: str) -> float | None:

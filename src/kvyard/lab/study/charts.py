@@ -74,10 +74,14 @@ def bars(metric: Metric, named: Sequence[Bar], title: str = "", text: str = "", 
     """Return a bar of ``metric`` for each of ``named``, and a mark at its ``limit``."""
     values = [bar.value or 0.0 for bar in named]
     end = _end(values)
+    if end is not None and limit is not None and end < limit.value <= min(FAR * end, max(values)):
+        end = limit.value * 1.15  # bars that cross the limit are seen to
+        end = end if end < max(values) else None
     metric = metric.fitted(values if end is None else [end])
     marked = limit is not None and limit.value <= (FAR * max(values, default=0.0) if end is None else end)
     if limit is not None and not marked:
-        text = f"{text} The limit, {metric.limit_text(limit.value)}, is far above.".strip()
+        where = "is far above" if end is None or limit.value > max(values) else "is in the part that is cut off"
+        text = f"{text} The limit, {metric.limit_text(limit.value)}, {where}.".strip()
     if end is not None:
         beyond = ", ".join(bar.name for bar in named if (bar.value or 0.0) > end)
         text = f"{text} The axis ends at {metric.text(end, unit=True)}; cut off: {beyond}.".strip()
