@@ -24,7 +24,7 @@ from kvyard.tiers.layout import PageLayout
 from kvyard.tiers.links import make_link
 from kvyard.tiers.load_policy import LOADS, PrefillTime
 from kvyard.tiers.loader import Loader
-from kvyard.tiers.policy import POLICIES
+from kvyard.tiers.policy import POLICIES, WriteThrough
 from kvyard.tiers.pulls import Pulls
 from kvyard.tiers.state import LoadAnswer, LoadStep, OffloadState
 from kvyard.tiers.store import blocks_of
@@ -55,30 +55,13 @@ class Offload:
 
         Raises ``ConfigError`` for tiers that the manager can't have, or that don't fit the time line's.
         """
-        if manager.hints:
-            heeding = [
-                msgspec.structs.replace(tier_config, eviction=eviction_with_hints(tier_config.eviction))
-                for tier_config in config.tiers
-            ]
-            config = msgspec.structs.replace(config, tiers=tuple(heeding))
-        if manager.quotas is not None:
-            config = msgspec.structs.replace(
-                config, tiers=tuple([msgspec.structs.replace(tier, quotas=manager.quotas) for tier in config.tiers])
-            )
+        config = _as_device(config, manager)
         self.name = name
         self.config = config
         self.manager = manager
         layout = self.layout = PageLayout(manager, config.blocks_per_chunk, block_bytes)
         pages = layout.pages(config.tiers[0].capacity(block_bytes))
-        if config.offload_ahead is not None and config.offload_ahead > pages:
-            raise ConfigError(
-                f"offload_ahead {config.offload_ahead} asks for more clean blocks than the host holds, {pages}: "
-                "lower it or leave it out"
-            )
-        if config.shared and timeline is None:
-            raise ConfigError("shared tiers need a Timeline: make one for the fleet and pass it to every worker")
-        if not config.shared and timeline is not None:
-            raise ConfigError("a Timeline is for shared tiers, and none of these is: set scope, or leave it out")
+        _check(config, pages, timeline)
         self.timeline = timeline
         # The private ones first: a worker that can't have those must not join the time line.
         by_tier = {
@@ -101,14 +84,7 @@ class Offload:
         self.counters = self.state.counters
         """Counters so far. Live: read, don't keep."""
         policy = POLICIES[config.policy](config.min_uses or 2, self.state.first.num_pages, layout.num_groups)
-        learner = manager.pool.learner
-        if policy.ahead and (manager.quotas is not None or (learner is not None and not learner.foreseeable)):
-            raise ConfigError(
-                f"{config.policy} copies what the device evicts next, which its eviction policy can't tell beforehand: "
-                "choose another order or another policy"
-            )
-        if config.spill != "on_landing" and manager.quotas is not None:
-            raise ConfigError(f"spill {config.spill} is not modelled with cache quotas: leave one of the two out")
+        _check_evictions(config, manager, policy)
         self._storer = Storer(self.state, policy)
         members = timeline.members if timeline is not None and self.tiers[0].shared else [name]
         self._cleaner = Cleaner(self.state, self._storer, members, policy) if policy.ahead else None
@@ -400,6 +376,41 @@ class Offload:
             for copy in self.state.in_flight(level):
                 yield copy
                 yield from copy.rest
+
+
+def _as_device(config: OffloadConfig, manager: BlockManager) -> OffloadConfig:
+    """Return ``config`` with the device's hints and quotas."""
+    tiers = config.tiers
+    if manager.hints:
+        tiers = tuple([msgspec.structs.replace(tier, eviction=eviction_with_hints(tier.eviction)) for tier in tiers])
+    if manager.quotas is not None:
+        tiers = tuple([msgspec.structs.replace(tier, quotas=manager.quotas) for tier in tiers])
+    return msgspec.structs.replace(config, tiers=tiers)
+
+
+def _check(config: OffloadConfig, pages: int, timeline: Timeline | None) -> None:
+    """Raise ``ConfigError`` unless a first tier of ``pages`` pages and a ``timeline`` are what ``config`` needs."""
+    if config.offload_ahead is not None and config.offload_ahead > pages:
+        raise ConfigError(
+            f"offload_ahead {config.offload_ahead} asks for more clean blocks than the host holds, {pages}: "
+            "lower it or leave it out"
+        )
+    if config.shared and timeline is None:
+        raise ConfigError("shared tiers need a Timeline: make one for the fleet and pass it to every worker")
+    if not config.shared and timeline is not None:
+        raise ConfigError("a Timeline is for shared tiers, and none of these is: set scope, or leave it out")
+
+
+def _check_evictions(config: OffloadConfig, manager: BlockManager, policy: WriteThrough) -> None:
+    """Raise ``ConfigError`` unless the device's evictions are such as ``policy`` and spills can do with."""
+    learner = manager.pool.learner
+    if policy.ahead and (manager.quotas is not None or (learner is not None and not learner.foreseeable)):
+        raise ConfigError(
+            f"{config.policy} copies what the device evicts next, which its eviction policy can't tell beforehand: "
+            "choose another order or another policy"
+        )
+    if config.spill != "on_landing" and manager.quotas is not None:
+        raise ConfigError(f"spill {config.spill} is not modelled with cache quotas: leave one of the two out")
 
 
 def _legacy(batch: EventBatch) -> EventBatch:
