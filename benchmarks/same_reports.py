@@ -43,7 +43,7 @@ ADDED = (
     ".report.tenants",
     *(
         f".report.config.workers.engine.{name}"
-        for name in ("cache_quota", "tenant_quotas", "tiers.tiers.quotas", "tiers.spill")
+        for name in ("cache_quota", "tenant_quotas", "tiers.tiers.quotas", "tiers.spill", "tiers.wait_for_save")
     ),
     ".report.config.flow.tenant_requests",
     ".report.config.prefetch",

@@ -92,6 +92,10 @@ class Catalog:
             return fixed.specs[fixed.groups.index(group)] if group in fixed.groups else None
         return self._seen.get(holder, {}).get(group)
 
+    def configured(self, holder: Holder) -> GroupLayout | None:
+        """Return the holder's groups if they are configured: events that name no group then mean all of them."""
+        return self._fixed.get(holder)
+
     def layout(self, holder: Holder) -> GroupLayout | str:
         """Return the holder's groups; if nothing is known, or something isn't known well enough, a sentence that says so."""
         layout = self._fixed.get(holder) or self._cache.get(holder)

@@ -126,8 +126,8 @@ class Feed:
         """Return the division of events that name no group among the worker's groups; ``None`` if it has one."""
         if self._windows_of != self._catalog.version:
             self._windows_of = self._catalog.version
-            layout = self._catalog.layout(self.holder)
-            self._windows = tree_windows(layout, self._size, self.bridge, self._holds)
+            layout = self._catalog.configured(self.holder)
+            self._windows = tree_windows(layout, self._size, self.bridge, self._holds) if layout is not None else None
         return self._windows
 
     def computed(self, tokens: int, last: Callable[[int], Sequence[int]]) -> None:
@@ -135,8 +135,8 @@ class Feed:
         given their number. Store what it has of windows then and no event tells of. Blocks must be the size of ours.
         """
         windows = self._tree_windows()
-        layout = self._catalog.layout(self.holder)
-        if windows is None or isinstance(layout, str) or any(spec.block_size != self._size for spec in layout.specs):
+        layout = self._catalog.configured(self.holder)
+        if windows is None or layout is None or any(spec.block_size != self._size for spec in layout.specs):
             return
         holds, full = self._backend.holds, [self._place(Tier.G1, group) for group in windows.full]
         for group, reach in windows.windows:

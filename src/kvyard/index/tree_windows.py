@@ -89,12 +89,12 @@ def computed(keys: Sequence[int], whole: bool, reach: int, has: Callable[[int], 
 
 
 def tree_windows(
-    layout: GroupLayout | str, block_size: int, bridge: Bridge, holds: Callable[[Tier, int, Key], bool]
+    layout: GroupLayout, block_size: int, bridge: Bridge, holds: Callable[[Tier, int, Key], bool]
 ) -> TreeWindows | None:
     """Return the division of events that name no group among those of ``layout``; ``None`` unless that is full attention
     with sliding windows, in blocks that are made of the index's, which have ``block_size`` tokens.
     """
-    if isinstance(layout, str) or len(layout.groups) < 2 or None in layout.groups:
+    if len(layout.groups) < 2:
         return None
     specs = layout.specs
     if not all(spec.is_full or spec.attention.is_window for spec in specs) or not any(spec.is_full for spec in specs):
