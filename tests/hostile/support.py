@@ -20,7 +20,7 @@ from tests.server.support import PATIENCE
 from tests.waiting import eventually
 
 MIB = 1 << 20
-KINDS = ("gateway", "index", "mock")
+KINDS = ("gateway", "processes", "index", "mock")
 MOST_HOLD_S = 0.05
 """Seconds of CPU for which one callback may hold a server's loop."""
 
@@ -53,8 +53,8 @@ class ServerProcess(ReadProcess):
 
     @property
     def rss(self) -> int:
-        """Resident bytes of the process."""
-        pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
+        """Resident bytes of the process and of those that it has started."""
+        pages = sum(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in family(self.process.pid))
         return pages * os.sysconf("SC_PAGESIZE")
 
     @property
@@ -64,13 +64,20 @@ class ServerProcess(ReadProcess):
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def family(pid: int) -> list[int]:
+    """Return a process and those that it has started."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [pid, *(member for child in children for member in family(int(child)))]
+
+
 @contextlib.contextmanager
 def serving(kind: str) -> Iterator[ServerProcess]:
-    """A gateway in front of a mock, an index service, or a mock, each ready."""
+    """A gateway of one or two processes in front of a mock, an index service, or a mock, each ready."""
     with contextlib.ExitStack() as stack:
-        if kind == "gateway":
+        if kind in ("gateway", "processes"):
             mock = stack.enter_context(ServerProcess("mock", "--workers", "1"))
-            found = stack.enter_context(ServerProcess("gateway", "--fleet", mock.url, "--tokenizer", "bytes"))
+            more = ("--processes", "2") if kind == "processes" else ()
+            found = stack.enter_context(ServerProcess("gateway", "--fleet", mock.url, "--tokenizer", "bytes", *more))
             eventually(lambda: httpx.get(f"{found.url}/ready", trust_env=False).status_code == 200, lambda: found.text)
         elif kind == "index":
             found = stack.enter_context(ServerProcess("index", "serve"))
