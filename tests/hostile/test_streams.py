@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import struct
+import sys
 import time
 from collections.abc import Callable
 
@@ -19,6 +21,7 @@ from tests.server.support import Served
 from tests.server.wire import Wire
 from tests.waiting import eventually
 
+from kvyard.events.transport import Update
 from kvyard.events.transport.frames import TOPIC_BYTES
 from kvyard.events.transport.state import Limits
 from kvyard.events.transport.subscriber import FRAME_BYTES
@@ -86,6 +89,18 @@ def test_a_payload_is_read_or_refused_with_few_words(kind: str) -> None:
         assert decoded.events or decoded.problems
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_circle_keeps_a_payload(kind: str) -> None:
+    payload = KINDS[kind](LARGE + 1000)
+    before = sys.getrefcount(payload)
+    gc.disable()
+    try:
+        Decoder().decode(payload)
+        assert sys.getrefcount(payload) == before
+    finally:
+        gc.enable()
+
+
 def test_as_many_events_as_may_be() -> None:
     event = pack(["BlockRemoved", [1]])
     assert len(Decoder().decode(batch(event, 0, count=MOST_EVENTS)).events) == MOST_EVENTS
@@ -102,10 +117,6 @@ def test_harmless_problems_hide_no_loss() -> None:
 
 
 def test_what_was_applied_is_not_kept_until_the_next_message() -> None:
-    import gc
-
-    from kvyard.events.transport import Update
-
     with Wire() as wire, Served(block_size=16) as served:
         served.register(instance_id=1, endpoint=wire.endpoint)
         eventually(lambda: served.get("/workers")[0]["status"] == "active")

@@ -65,19 +65,19 @@ class Decoder:
                 return no_events(f"{len(payload)} bytes are more than the limit of {self._max_bytes}")
             if not payload:
                 return no_events("empty payload")
-        failure: BaseException | None = None
+        failure = ""  # an exception that is kept would keep this frame, and so the payload
         for index, reader in enumerate(self._readers):
             try:
                 decoded = reader.read(payload, self.stats)
             except UNREADABLE as error:
-                failure = failure or error
+                failure = failure or f"{type(error).__name__}: {error}"[:200]
                 continue
             if decoded is not None:
                 if index:
                     self._readers.insert(0, self._readers.pop(index))
                 return decoded
-        if failure is not None:
-            return no_events(f"{type(failure).__name__}: {failure}"[:200])
+        if failure:
+            return no_events(failure)
         return no_events("neither a batch [time, events, …] nor a list of TensorRT-LLM events")
 
 
