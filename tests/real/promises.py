@@ -22,6 +22,8 @@ ON_THE_WAY = "evicted before, the event still on its way"
 ANNOUNCED = "stored before, the event still on its way"
 AT_ONCE = "two prompts that part there were computed at once, and neither kept the window before it"
 """Of an engine whose events don't tell what its windows have."""
+PROMPT_FIRST = "asked for n answers: the engine computes the prompt by itself first, and every answer finds all of it"
+"""Of SGLang; which is then the hit of no request that a promise was about."""
 UNEXPLAINED = "not explained"
 LATE = 2.0
 """Seconds by which an eviction's event may come after the answer that it was felt by: others use the machine too."""

@@ -132,6 +132,14 @@ class Extent:
         self.left = front
         return front
 
+    def split_own(self, count: int) -> "Extent":
+        """Keep the first ``count`` blocks; returns an extent of the rest. For unnamed blocks that one table alone holds."""
+        ids = self.ids
+        rest = Extent(ids[count:], self.start + count, self.refs, self.priority)
+        rest.expires, rest.owner, rest.account = self.expires, self.owner, self.account
+        del ids[count:]
+        return rest
+
     def forget_neighbours(self) -> None:
         """Cut the links to the other parts of a former whole, once they can't be followed any more."""
         if self.left is not None:

@@ -18,9 +18,6 @@ from kvyard.blocks.table import BlockTable
 from kvyard.blocks.window_pages import WindowPages
 from kvyard.hashing import Chain, Keys
 
-HOST_TICKETS = 1 << 60
-"""First of the host's tickets: both eviction policies know the same uses and must not confuse each other's tickets."""
-
 
 class PageCopy(NamedTuple):
     """A copy between device and host that is wanted or in flight, and what it holds of both."""
@@ -56,7 +53,6 @@ class HostPages:
         self.pool = host
         self.map = host.maps[0]
         self.order: RadixOrder = host.radix
-        self.order.begin_tickets(HOST_TICKETS)
         self.threshold = threshold
         self.writes_back = threshold is None
         self._announce = announce

@@ -230,9 +230,9 @@ class RadixGroup(Group):
         own = table.extents[-1]
         assert own.start == (path[-1].stop if path else 0), f"{request} holds its own pages in several extents"
         if stop < own.stop:
-            rest, own = own, own.split_front(stop - own.start)
-            rest.forget_neighbours()
-            table.replace(len(table.extents) - 1, [own, rest])
+            rest = own.split_own(stop - own.start)
+            table.extents.append(rest)
+            table.starts.append(stop)
         return own
 
     def _restore(

@@ -4,6 +4,7 @@ it.
 Names follow vLLM where vLLM has one.
 """
 
+import functools
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -317,10 +318,15 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         """Raise ``ConfigError``, with the reason, if one of these settings isn't at its default: the backend has no use for
         it, and a figure that silently changed nothing would be believed.
         """
-        plain = {field.name: field.default for field in msgspec.structs.fields(EngineConfig)}
+        usual = _usual_values()
         for name, why in unused.items():
-            if getattr(self, name) != plain[name]:
+            if getattr(self, name) != usual[name]:
                 raise ConfigError(f"{name} is not a setting of backend {self.backend}: {why}")
+
+
+@functools.cache
+def _usual_values() -> Mapping[str, object]:
+    return {field.name: field.default for field in msgspec.structs.fields(EngineConfig)}
 
 
 BACKENDS: Registry[SchedulerBackend[EngineConfig]] = Registry(

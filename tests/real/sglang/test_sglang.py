@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from tests.real.engine import MODELS, NAME
-from tests.real.promises import AT_ONCE, UNEXPLAINED, Asker, Promise
+from tests.real.promises import AT_ONCE, PROMPT_FIRST, UNEXPLAINED, Asker, Promise
 from tests.real.sglang.engine import STAND_IN, SglangEngine
 from tests.real.test_gateway import Load, gate, judge
 from tests.real.test_tools import rows, run, workload
@@ -51,9 +51,13 @@ class SglangAsker(Asker):
 
     def _why(self, promise: Promise, ids: Sequence[int], began: float) -> str:
         why = super()._why(promise, ids, began)
-        if why != UNEXPLAINED or promise.promised < promise.delivered:
+        if why != UNEXPLAINED:
             return why
         size, stop = self.block_size, promise.promised
+        if promise.promised < promise.delivered:
+            # Held by test_answers_to_a_prompt_all_find_it: any other count would be another cause.
+            whole = promise.delivered == (promise.prompt - 1) // size * size
+            return PROMPT_FIRST if promise.kind == "n" and whole else why
         alike = [one for one in self._asked if one[0] == promise.engine and list(one[1][:stop]) == list(ids[:stop])]
         for (_, one, asked, answered), (_, other, again, _) in itertools.permutations(alike, 2):
             if asked <= again < answered and list(one[stop : stop + size]) != list(other[stop : stop + size]):
@@ -114,6 +118,18 @@ def test_what_is_promised_is_delivered(pair: list[SglangEngine], figures: Callab
         gated.idle()
         judge(asker, figures, f"sglang, {pair[0].settings.model}")
         assert all(watch.removed for watch in asker.watches.values()), "they had room for everything"
+
+
+@pytest.mark.parametrize("answers", [1, 3])
+def test_answers_to_a_prompt_all_find_it(pair: list[SglangEngine], answers: int) -> None:
+    """What is reported of a prompt that nobody asked before: with ``n`` all its whole pages, which one answer doesn't find."""
+    engine, size = pair[0], pair[0].settings.block_size
+    prompt = ids(7_000_000 + answers, 20 * size + 5)
+    body = {"model": NAME, "prompt": prompt, "max_tokens": 4, "temperature": 0.7, "n": answers}
+    reply = engine.client.post("/v1/completions", json=body)
+    assert reply.status_code == 200, reply.text
+    details = reply.json()["usage"]["prompt_tokens_details"] or {}
+    assert (details.get("cached_tokens") or 0) == (0 if answers == 1 else 20 * size)
 
 
 def test_the_doctor_finds_nothing_wrong_and_names_what_is(

@@ -5,8 +5,8 @@ no cached node continues are candidates; the parent of an evicted leaf may be th
 (``kvyard.blocks.radix`` reports that), releasing them does not.
 """
 
-import heapq
 from collections.abc import Callable, Iterator, Mapping
+from heapq import heapify, heappop, heappush, heapreplace
 from typing import Final
 
 from kvyard.blocks.extent import Extent, Node, UseHistory
@@ -16,6 +16,9 @@ STEP: Final = 1 << 20
 """Ticks between two uses: ancestors of a used node are a tick older than their children."""
 PROTECTED_HITS: Final = 2
 """Inserts after which ``slru`` keeps a node longer."""
+MOST_TICKS: Final = 1 << 64
+"""More ticks than a run has."""
+TICKET_BITS: Final = 48
 
 
 class NodePart:
@@ -66,21 +69,20 @@ class NodeUse(UseHistory):
         return NodeUse(self.created, self.hits, self.priority)
 
 
-Rank = tuple[int, int]
-RANKS: Mapping[str, Callable[[NodeUse], Rank]] = {
-    "lru": lambda use: (0, use.accessed),
-    "lfu": lambda use: (use.hits, use.accessed),
-    "fifo": lambda use: (0, use.created),
-    "mru": lambda use: (0, -use.accessed),
-    "filo": lambda use: (0, -use.created),
-    "priority": lambda use: (use.priority, use.accessed),
-    "slru": lambda use: (int(use.hits >= PROTECTED_HITS), use.accessed),
+RANKS: Mapping[str, Callable[[NodeUse], int]] = {
+    "lru": lambda use: use.accessed,
+    "lfu": lambda use: use.hits * MOST_TICKS + use.accessed,
+    "fifo": lambda use: use.created,
+    "mru": lambda use: -use.accessed,
+    "filo": lambda use: -use.created,
+    "priority": lambda use: use.priority * MOST_TICKS + use.accessed,
+    "slru": lambda use: int(use.hits >= PROTECTED_HITS) * MOST_TICKS + use.accessed,
 }
 """SGLang's ``radix_eviction_policy``: the node with the least rank is evicted first."""
 
 
 class RadixOrder:
-    """Leaves of the tree that no request holds, by rank: a heap whose outdated entries stay until they come up."""
+    """Leaves of the tree that no request holds, by rank: a heap of numbers whose outdated ones stay until they come up."""
 
     reads_priorities = False
     counts_hits = True
@@ -91,17 +93,15 @@ class RadixOrder:
         if policy not in RANKS:
             raise ConfigError(f"unknown radix_eviction_policy {policy!r}; choose one of {', '.join(RANKS)}")
         self._rank = RANKS[policy]
+        self._by_access = policy == "lru"
+        """True if no two nodes have the same rank, which is the time of their last use."""
         self._clock = 0
-        self._entries: list[tuple[Rank, int, Extent]] = []
+        self._heap: list[int] = []
+        self._candidates: dict[int, Extent] = {}
+        """Leaves by their number in the heap."""
         self._tickets = 0
-        self._candidates = 0
         self._released: dict[Extent, None] = {}
         """Every extent without a reference, leaf or not."""
-
-    def begin_tickets(self, first: int) -> None:
-        """Number entries from ``first`` on. Nothing may have been entered."""
-        assert not self._entries
-        self._tickets = first
 
     # -- uses, reported by the tree -------------------------------------------------------------------------------
 
@@ -188,15 +188,26 @@ class RadixOrder:
 
     def expose(self, extent: Extent) -> None:
         """Note that the last child of ``extent`` was evicted."""
-        if not extent.refs:
-            self._add(extent)
+        if extent.refs:
+            return
+        heap = self._heap
+        if not heap or heap[0] in self._candidates:
+            self._enter(extent)
+            return
+        # The child's number is the first still, and mostly its parent comes next.
+        number = self._number(extent)
+        size = len(heap)
+        if (size < 2 or number < heap[1]) and (size < 3 or number < heap[2]):
+            heap[0] = number
+        else:
+            heapreplace(heap, number)
 
     # -- as EvictionOrder says --------------------------------------------------------------------------------------
 
     def push(self, extent: Extent) -> None:
         self._released[extent] = None
         if extent.node is not None and not extent.node.kids:
-            self._add(extent)
+            self._enter(extent)
 
     def push_front(self, extent: Extent) -> None:
         self.push(extent)
@@ -205,8 +216,8 @@ class RadixOrder:
         del self._released[extent]
         history = use_of(extent)
         if history.ticket:
+            del self._candidates[history.ticket]
             history.ticket = 0
-            self._candidates -= 1
 
     def insert_after(self, extent: Extent, front: Extent) -> None:
         self._released[front] = None  # ``extent`` continues it, so it is no leaf
@@ -216,16 +227,15 @@ class RadixOrder:
 
     def first(self) -> Extent | None:
         """Return the next victim, if there is one."""
-        entries = self._entries
-        while entries:
-            _, ticket, extent = entries[0]
-            history = extent.history
-            if history is not None and history.ticket == ticket:
+        heap, candidates = self._heap, self._candidates
+        while heap:
+            extent = candidates.get(heap[0])
+            if extent is not None:
                 if extent.node is not None and not extent.node.kids:
                     return extent
-                history.ticket = 0  # something continues it since
-                self._candidates -= 1
-            heapq.heappop(entries)
+                del candidates[heap[0]]  # something continues it since
+                use_of(extent).ticket = 0
+            heappop(heap)
         return None
 
     def head(self) -> Extent:
@@ -239,11 +249,11 @@ class RadixOrder:
         heap = [
             (self._rank(use_of(e)), number, e) for number, e in enumerate(self._released) if e.node and not kids[e.node]
         ]
-        heapq.heapify(heap)
+        heapify(heap)
         number = len(kids)
         behind = dict(self._released)
         while heap:
-            extent = heapq.heappop(heap)[2]
+            extent = heappop(heap)[2]
             del behind[extent]
             yield extent
             parent = extent.node.parent if extent.node is not None else None
@@ -253,26 +263,31 @@ class RadixOrder:
                     break
                 if parent.copies:
                     number += 1
-                    heapq.heappush(heap, (self._rank(use_of(parent.copies[0])), number, parent.copies[0]))
+                    heappush(heap, (self._rank(use_of(parent.copies[0])), number, parent.copies[0]))
                     break
                 parent = parent.parent
         yield from behind  # what is held continues them
 
-    def _add(self, extent: Extent) -> None:
-        history = use_of(extent)
-        if not history.ticket:
-            self._candidates += 1
-        self._enter(extent)
-
     def _enter(self, extent: Extent) -> None:
-        entries = self._entries
-        if len(entries) > 64 + 2 * self._candidates:
-            self._entries = entries = [entry for entry in entries if use_of(entry[2]).ticket == entry[1]]
-            heapq.heapify(entries)
-        self._tickets += 1
+        heap = self._heap
+        if len(heap) > 64 + 2 * len(self._candidates):
+            self._heap = heap = list(self._candidates)
+            heapify(heap)
+        heappush(heap, self._number(extent))
+
+    def _number(self, extent: Extent) -> int:
+        """Number ``extent`` by its rank, and by order of entry where nodes have the same rank."""
         use = use_of(extent)
-        use.ticket = self._tickets
-        heapq.heappush(entries, (self._rank(use), self._tickets, extent))
+        if use.ticket:
+            del self._candidates[use.ticket]
+        if self._by_access:
+            number = use.accessed
+        else:
+            self._tickets += 1
+            number = (self._rank(use) << TICKET_BITS) + self._tickets
+        use.ticket = number
+        self._candidates[number] = extent
+        return number
 
 
 def use_of(extent: Extent) -> NodeUse:
