@@ -68,9 +68,12 @@ class CacheMap:
         stop = start + len(extent.ids)
         known = before.node if before is not None else None
         position = known.stop if known is not None else 0
-        if position == start and chain.keys[position] not in self.starts:
-            # Mostly text that is new, right behind what is cached.
-            return [self._add_copy(chain, self._grow(chain, start, stop, known), extent)]
+        if position == start:
+            key = chain.keys[position]
+            if key not in self.starts:
+                # Mostly text that is new, right behind what is cached.
+                self.append(chain, key, extent, known)
+                return [extent]
         nodes, position = self.walk(chain.keys, stop, index=position)
         if nodes and nodes[-1].stop > position:
             nodes[-1] = self.split(nodes[-1], position)
@@ -91,6 +94,20 @@ class CacheMap:
             node = self._grow(chain, position, stop, parent)
             parts.append(self._add_copy(chain, node, extent))
         return parts
+
+    def append(self, chain: Chain, key: Key, extent: Extent, above: Node | None) -> Node:
+        """Register all of ``extent`` as a new node behind ``above``, or behind the root; returns the node. ``key``, the hash of
+        its first block, must not be known.
+        """
+        start = extent.start
+        node = self.starts[key] = Node(self.group, chain, key, start, start + len(extent.ids), above)
+        if above is not None:
+            above.kids += 1
+        extent.node = node
+        node.copies.append(extent)
+        if self.sink is not None:
+            self.sink.entered(Run(chain, start, node.stop), self.group, self.tier, True)
+        return node
 
     def enter_below(self, path: list[Node], extent: Extent) -> None:
         """Register ``extent`` as a copy of the last node of ``path``, which leads there from the root in another map, one cut

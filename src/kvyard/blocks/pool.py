@@ -320,17 +320,21 @@ class Pool:
 
     def _dequeue(self, extent: Extent) -> None:
         """Remove a free extent from the eviction order."""
-        lru = self._lru
+        lru, radix = self._lru, self.radix
         if lru is not None:
             lru.remove(extent)
+        elif radix is not None:
+            radix.remove(extent)
         else:
             self.order.remove(extent)
 
     def _enqueue(self, extent: Extent) -> None:
         """Add a free extent at the end of the eviction order."""
-        lru = self._lru
+        lru, radix = self._lru, self.radix
         if lru is not None:
             lru.push(extent)
+        elif radix is not None:
+            radix.push(extent)
         else:
             self.order.push(extent)
 

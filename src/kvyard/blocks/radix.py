@@ -208,9 +208,8 @@ class RadixGroup(Group):
         own = self._own(request, path, last)
         matched, order = own.start, self.order
         order.create(own, priority)
-        self.map.enter(self.chain_of(request), own, path[-1].copies[0] if path else None)
-        leaf = own.node
-        assert leaf is not None
+        chain = self.chain_of(request)
+        leaf = self.map.append(chain, chain.keys[matched], own, path[-1] if path else None)
         windows = self.pool.windows
         if windows is not None and held.evicted < last:
             if held.evicted > matched:
