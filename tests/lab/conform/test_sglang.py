@@ -182,6 +182,41 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         conform(changed(tmp_path, "format", 0, config={}))
 
 
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (lambda lines: lines[:1], r"its last line isn't the last of a log \(rest\): the log was cut off"),
+        (lambda lines: lines[:-1], r"its last line isn't the last of a log \(rest\): the log was cut off"),
+        (lambda lines: [lines[0], lines[1], *lines[1:]], "2 requests are called r0: the log is damaged"),
+        (
+            lambda lines: [_with(lines[0], "config", {"page_size": 0}), *lines[1:]],
+            "page_size must be at least 1, got 0",
+        ),
+        (lambda lines: [_with(lines[0], "config", {"beam": 4}), *lines[1:]], "nothing here stands for beam"),
+        (lambda lines: [_with(lines[0], "timing", {"odd": 1}), *lines[1:]], "Unexpected keyword argument 'odd'"),
+        (lambda lines: [lines[0], {**lines[1], "prompt": [[0, -4]]}, *lines[2:]], "request r0 has an empty prompt"),
+        (lambda lines: [lines[0], {**lines[1], "prompt": [[0, 1 << 40]]}, *lines[2:]], "more than 16,777,216 tokens"),
+        (lambda lines: [_without(line, "tokens") for line in lines], "a line has no 'tokens'"),
+    ],
+)
+def test_a_damaged_log_is_refused_in_one_sentence(
+    damage: Callable[[list[Any]], list[Any]], reason: str, tmp_path: Path
+) -> None:
+    lines: list[Any] = read_lines(GOLDEN / "admit-p64@1.jsonl.xz")
+    path = tmp_path / "damaged@1.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in damage(lines)))
+    with pytest.raises(LogError, match=reason):
+        conform(path)
+
+
+def _with(header: Any, key: str, changes: dict[str, Any]) -> Any:
+    return {**header, key: {**header[key], **changes}}
+
+
+def _without(line: Any, key: str) -> Any:
+    return {name: value for name, value in line.items() if name != key}
+
+
 def _no_page_to_spare(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         Budget,

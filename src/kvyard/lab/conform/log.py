@@ -29,6 +29,11 @@ MALFORMED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError
 Record = dict[str, Any]
 
 
+def in_words(bad: Exception) -> str:
+    """Return what is wrong with a log, by one of ``MALFORMED``."""
+    return f"a line has no {bad}" if isinstance(bad, KeyError) else str(bad)
+
+
 class LogError(KvyardError):
     """A log that can't be read or replayed; the message names the place."""
 

@@ -15,6 +15,7 @@ import gzip
 import json
 import lzma
 import zlib
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, ClassVar
@@ -33,7 +34,7 @@ from kvyard.engine.watcher import Watcher
 from kvyard.errors import KvyardError
 from kvyard.hashing import PLAIN, Namespace, TokenChain, algorithm
 from kvyard.lab.conform import LogDifference, LogError, LogVerdict
-from kvyard.lab.conform.log import MALFORMED
+from kvyard.lab.conform.log import MALFORMED, in_words
 from kvyard.lab.conform.scripted_loads import LoadScript, scripted
 
 if TYPE_CHECKING:
@@ -154,7 +155,7 @@ class SchedulerLog:
             self._check_names(path)
             self.has_line = bool(self.steps) and self.steps[0]["line"] is not None
         except (*MALFORMED, msgspec.ValidationError) as bad:
-            raise LogError(f"{path}: is no scheduler log: {bad!r}") from bad
+            raise LogError(f"{path}: is no scheduler log: {in_words(bad)}") from bad
 
     def engine_config(self, config: Record, timing: TimingConfig) -> EngineConfig:
         """Return the settings that stand for a log's. Raises ``LogError`` for what the engine has no setting for."""
@@ -172,13 +173,22 @@ class SchedulerLog:
 
     def _check_names(self, path: Path) -> None:
         """Refuse a recording that was cut off by the end of its process or a full disk: it lacks lines of its open requests."""
-        known = {request["request"] for request in self.requests}
+        known = check_requests(path, self.requests)
         for step in self.steps:
             for name in step["tokens"]:
                 if name not in known:
                     raise LogError(
                         f"{path}: step {step['step']} computes for {name}, which it never admitted: the log was cut off"
                     )
+
+
+def check_requests(path: Path, requests: Sequence[Record]) -> set[str]:
+    """Return the names of a log's ``requests``. Raises ``LogError`` if two have the same."""
+    names = Counter([request["request"] for request in requests])
+    for name, count in names.items():
+        if count > 1:
+            raise LogError(f"{path}: {count} requests are called {name}: the log is damaged")
+    return set(names)
 
 
 def read_lines(path: Path) -> list[Record]:
@@ -447,7 +457,7 @@ def replay(path: Path, log: SchedulerLog, run: type[LoggedRun]) -> LogVerdict:
     except LogError as bad:
         raise LogError(f"{path}: {bad}") from bad
     except MALFORMED as bad:
-        raise LogError(f"{path}: can't be replayed: {bad!r}") from bad
+        raise LogError(f"{path}: can't be replayed: {in_words(bad)}") from bad
     return LogVerdict(log.name, difference.line if difference is not None else len(log.steps), difference, "steps")
 
 

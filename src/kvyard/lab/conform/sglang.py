@@ -26,8 +26,16 @@ from kvyard.errors import KvyardError
 from kvyard.events.types import EventBatch, Tier
 from kvyard.hashing import Key, PairChain, Run
 from kvyard.lab.conform import LogDifference, LogError, LogVerdict
-from kvyard.lab.conform.log import MALFORMED
-from kvyard.lab.conform.scheduler import LoggedRun, LogTiming, Record, difference_at, read_first_line, read_lines
+from kvyard.lab.conform.log import MALFORMED, in_words
+from kvyard.lab.conform.scheduler import (
+    LoggedRun,
+    LogTiming,
+    Record,
+    check_requests,
+    difference_at,
+    read_first_line,
+    read_lines,
+)
 from kvyard.tiers.config import OffloadConfig, TierConfig
 from kvyard.tiers.hicache import HiCache
 from kvyard.tiers.links import LaneConfig, LinkConfig
@@ -89,6 +97,23 @@ OPTIONAL = (
     "disable_priority_preemption",
     "priority_scheduling_preemption_threshold",
 )
+
+KNOWN = {
+    *SAME_NAMES,
+    *OPTIONAL,
+    "chunked_prefill_size",
+    "disable_radix_cache",
+    "hicache",
+    "max_running_requests",
+    "num_tokens",
+    "overlap",
+    "page_size",
+    "schedule_policy",
+    "seed",
+    "sliding_window_size",
+    "speculative",
+}
+"""Settings that a log may have."""
 
 
 class EventNumbers:
@@ -172,10 +197,13 @@ class SglangLog:
             ]
             self.steps = [line for line in lines if "step" in line]
             self.ends = {line["end"]: line for line in lines if "end" in line}
-            self.rest = next(line["rest"] for line in lines if "rest" in line)
+            self.rest = lines[-1].get("rest")
+            if self.rest is None:
+                raise LogError(f"{path}: its last line isn't the last of a log (rest): the log was cut off")
+            check_requests(path, self.requests)
             self.config = engine_config(self.header["config"], LogTiming(**self.header["timing"]))
-        except (*MALFORMED, StopIteration, msgspec.ValidationError) as bad:
-            raise LogError(f"{path}: is no log of SGLang's scheduler: {bad!r}") from bad
+        except (*MALFORMED, msgspec.ValidationError) as bad:
+            raise LogError(f"{path}: is no log of SGLang's scheduler: {in_words(bad)}") from bad
 
     def scripts(self) -> None:
         """Return ``None``: nothing is loaded from elsewhere."""
@@ -183,7 +211,12 @@ class SglangLog:
 
 def engine_config(config: Record, timing: LogTiming) -> EngineConfig:
     """Return the settings that stand for a log's. Raises ``LogError`` for what the engine has no setting for."""
+    unknown = sorted(config.keys() - KNOWN)
+    if unknown:
+        raise LogError(f"this configuration can't be replayed: nothing here stands for {unknown[0]}")
     page = config["page_size"]
+    if not isinstance(page, int) or page < 1:
+        raise LogError(f"this configuration can't be replayed: page_size must be at least 1, got {page!r}")
     window = config.get("sliding_window_size")
     groups: tuple[GroupSpec, ...] = ()
     blocks = config["num_tokens"] // page
@@ -348,7 +381,7 @@ def conform(path: Path) -> LogVerdict:
     except LogError as bad:
         raise LogError(f"{path}: {bad}") from bad
     except MALFORMED as bad:
-        raise LogError(f"{path}: can't be replayed: {bad!r}") from bad
+        raise LogError(f"{path}: can't be replayed: {in_words(bad)}") from bad
     return LogVerdict(log.name, difference.line if difference is not None else len(log.steps), difference, "steps")
 
 
