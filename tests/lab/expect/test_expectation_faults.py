@@ -87,6 +87,7 @@ def test_hash_seed_differs_by_worker() -> None:
     blind = counts(rows, {**FLEET, "router": "round-robin"})
     assert named(rows, FLEET, blind, evidence={"hash-seed"}) == "hash-seed"
     assert named(rows, FLEET, counts(rows, FLEET), evidence={"hash-seed"}) == "hash-seed", "even where it costs nothing"
+    assert named(rows, FLEET, evidence={"hash-seed"}) == "hash-seed", "without counts"
 
 
 def test_tier_that_stores_and_never_loads() -> None:

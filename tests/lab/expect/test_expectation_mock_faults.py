@@ -85,6 +85,7 @@ def test_healthy_mock() -> None:
         ({"adapter_per_request": True}, "never-shared"),
         ({"image_per_request": True}, "media"),
         ({"changing_text": True}, "changing-text"),
+        ({"changing_text": True, "pool_share": 0.3}, "changing-text"),
         ({"pool_share": 0.15}, "pool"),
         ({"choices": 3}, "choices"),
         ({"asleep": True}, "asleep"),

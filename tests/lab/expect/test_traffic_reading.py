@@ -120,6 +120,7 @@ def test_flags_of_sglang() -> None:
     [
         ("vllm serve X --kv-transfer-config.kv_connector LMCacheConnectorV1", "kv_transfer_config"),
         ("vllm serve X --mamba-block-size 128", "mamba_block_size"),
+        ("vllm serve X --dtype float32", "dtype"),
         ("vllm serve X -dcp 2", "decode_context_parallel_size"),
         ("vllm serve X --config serve.yaml", "config"),
         ("sglang serve X --speculative-algorithm EAGLE", "speculative_algorithm"),
@@ -290,3 +291,5 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page.write_text("")
     assert run("expect", trace, *flags, "--metrics", page) == 2
     assert run("expect", trace, *flags, "--tolerance", "nan") == 2
+    assert run("expect", trace, *flags, "--events", trace) == 2
+    assert "has no KV events" in capsys.readouterr().err

@@ -24,8 +24,10 @@ CLOSE = 0.02
 """Share of the counted tokens by which a pool may be off that is named."""
 POOLS_TRIED = 4
 """Replays of smaller pools on a sample; half as many on the whole traffic."""
+MOSTLY = 0.5
+"""Share of requests that must end at one place for the place to be named; others may end before it by a second fault."""
 ALIKE = 0.9
-"""Share of requests that must end at one place for the place to be named, and of a difference that resets must explain."""
+"""Share of a difference that resets must explain."""
 ODD = 20
 """Requests that are owed what isn't a multiple of the block size that all counts are multiples of, for it to be no chance."""
 TIERS_TRIED = 5
@@ -173,13 +175,13 @@ def _media(difference: Difference) -> Iterator[Candidate]:
 
 
 def _parting(difference: Difference) -> Iterator[Candidate]:
-    """Hits that end at one place in nearly all prompts."""
+    """Hits that end at one place in most prompts, and nowhere behind it."""
     if not difference.by_request:
         return
     hits, counts = difference.replayed.hits, difference.all_counts
     end = int(difference.counts.max())
     longer = difference.known & (hits > end)
-    if end and longer.sum() > len(difference.counts) / 10 and (counts[longer] == end).mean() >= ALIKE:
+    if end and longer.sum() > len(difference.counts) / 10 and (counts[longer] == end).mean() >= MOSTLY:
         seen = "media" in difference.evidence or difference.counted.new_media > len(difference.counts) / 2
         code = "media" if seen else "changing-text"
         yield Candidate(code, lambda compared: np.minimum(compared.replayed.hits, end), {"parting": end})

@@ -141,7 +141,7 @@ FAULTS: dict[str, CauseText] = {
     ),
     "changing-text": CauseText(
         "text that changes",
-        "The engine's hits end at token {parting:,} of every prompt, where this traffic's text goes on: what the engine "
+        "The engine's hits end at token {parting:,} at the latest, where this traffic's text goes on: what the engine "
         "receives has something that changes with every request there (a date in the chat template, an id)",
         "pass the date as a fixed argument of the template, or put it behind the system prompt",
     ),

@@ -105,6 +105,8 @@ def read_vllm(flags: Sequence[Flag]) -> ServeLine:
             line.settings[bare] = (value or "true").lower() == "true" and bare == name
         elif name == "max_model_len" and _given(name, value).lower() in ("auto", "-1"):
             pass  # the model's, as far as it fits
+        elif name == "dtype" and value in ("float32", "float"):
+            line.unmodelled.append(f"dtype {value}")
         elif name in OF_VLLM:
             line.settings[name] = _count_of_vllm(_given(name, value))
         elif name == "num_gpu_blocks_override":

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from kvyard.errors import KvyardError
+from kvyard.events.check import judge
 from kvyard.server.doctor.case import LIMITS, Case, play
 from kvyard.server.doctor.case_rules import seeds_differ
 
@@ -15,15 +17,15 @@ APART = ("adapters", "salts", "media")
 
 
 def from_events(recordings: Sequence[Path]) -> set[str]:
-    """Return causes that recordings of workers' KV events show. Raises ``KvyardError`` if one can't be read."""
+    """Return causes that recordings of workers' KV events show. Raises ``KvyardError`` if one has none that can be read."""
     cases = [Case(str(path), replay=None, prompt=None, limits=LIMITS, live=False) for path in recordings]
     for case in cases:
         play(case, case.name)
+        if not case.topics and any(finding.code == "bad-payload" for finding in judge(case.checker.facts()).findings):
+            raise KvyardError(f"{case.name} has no KV events: kvyard events record writes them")
     causes: set[str] = set()
     if any(True for _ in seeds_differ(cases)):
         causes.add("hash-seed")
-    if cases and not any(case.announced for case in cases):
-        causes.add("events-off")
     for keys in (keys for case in cases for keys in case.keys.values() if len(keys) >= MANY):
         causes |= {
             code for code, values in zip(APART, zip(*keys, strict=True), strict=True) if len(set(values)) >= MANY

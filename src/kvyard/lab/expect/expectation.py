@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from kvyard.engine.config import EngineConfig
 from kvyard.lab.expect.candidates import BLIND
-from kvyard.lab.expect.causes import LIMITS, say
+from kvyard.lab.expect.causes import FAULTS, LIMITS, say
 from kvyard.lab.expect.counted import Counted
 from kvyard.lab.expect.difference import Difference
 from kvyard.lab.expect.owed import (
@@ -113,7 +113,7 @@ def expect(
 ) -> Expectation:
     """Work out the hits that an engine with ``settings`` owes ``traffic``, and compare with those it ``counted``.
 
-    ``evidence`` are codes of causes that something else has shown (``hash-seed``, ``events-off``). Raises ``KvyardError`` as
+    ``evidence`` are codes of causes that something else has shown (``hash-seed``, ``salts``). Raises ``KvyardError`` as
     a replay does.
     """
     settled = settle_settings(settings)
@@ -167,6 +167,8 @@ def expect(
     _name_limit(expectation, traffic, replayed, levels, int(moved), int(elsewhere[admitted].sum()))
     if counted is not None:
         _compare(expectation, traffic, replayed, settled, counted, set(evidence), tolerance)
+    elif "hash-seed" in set(evidence):
+        expectation.cause, expectation.sentence, expectation.fault = "hash-seed", say(FAULTS["hash-seed"]), True
     return expectation
 
 
