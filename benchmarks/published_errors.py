@@ -8,10 +8,11 @@ and takes the cells of half ``test``. A cell counts in each family (throughput, 
 and with its tail (p90 or beyond).
 
 A class is a prefix of (load, kind of model, engine, type of weights, card), and has a range if it has ``CELLS`` cells and not
-all of the next wider class. The range is from the 10 % to the 90 % quantile of measured / predicted over the class's sources,
-each of which counts the same, however many cells it has, beside the next wider class, which counts as ``WIDER`` sources: a
-class that few measured is mostly what the wider one is. The coverage of a range is told with the cell's own source, and with
-ranges made without it.
+all of the next wider class. The range is between two quantiles of measured / predicted over the class's sources, each of which
+counts the same, however many cells it has, beside the next wider class, which counts as ``WIDER`` sources: a class that few
+measured is mostly what the wider one is. A reader's fleet is a source that nobody has published: the quantiles are those at
+which, for a figure and load, ranges hold 80 % of the cells whose own source is left out, or else as wide as they can be while
+they hold 90 % with it. The coverage is told both ways.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ CELLS = 8
 WIDER = 4
 """Sources that the next wider class counts as. With fewer, ranges hold less of a source that is left out (64 % with 1); with
 more, classes differ more in how often theirs hold (26 of 48 hold 70 to 90 % with 12, 34 with 4)."""
-EDGES = ((1 - LEVEL) / 2, 0.5, (1 + LEVEL) / 2)
+EDGES = tuple(edge / 100 for edge in range(15, 1, -1))
+"""Shares below a range, and above it, that are tried, from narrow ranges to wide ones."""
+MOST_HELD = 0.9
 PAIRS = 12
 """Pairs of arms below which nothing is said of order."""
 RIGHT = 0.9
@@ -124,8 +127,10 @@ def quantiles(points: Points, shares: Sequence[float]) -> list[float]:
 Ranges = dict[tuple[str, ...], tuple[float, float, float]]
 
 
-def ranges_of(cells: Sequence[Cell]) -> Ranges:
-    """By class, the logarithms of low, median and high, of cells of one metric, statistic and load."""
+def ranges_of(cells: Sequence[Cell], edge: float) -> Ranges:
+    """By class, the logarithms of low, median and high, of cells of one metric, statistic and load. ``edge`` is the share
+    below the range, and above it.
+    """
     groups: dict[tuple[str, ...], list[Cell]] = defaultdict(list)
     for cell in cells:
         for length in range(1, len(cell.of) + 1):
@@ -139,7 +144,7 @@ def ranges_of(cells: Sequence[Cell]) -> Ranges:
         wider = points[above] if above is not None else []
         share = WIDER / sum(weight for _, weight in wider) if wider else 0.0
         points[of] = weighted(some) + [(error, weight * share) for error, weight in wider]
-        low, middle, high = quantiles(points[of], EDGES)
+        low, middle, high = quantiles(points[of], (edge, 0.5, 1 - edge))
         ranges[of] = low, middle, high
     return ranges
 
@@ -153,11 +158,27 @@ def held(cell: Cell, ranges: Ranges) -> bool | None:
     return None
 
 
-def unseen(cells: Sequence[Cell]) -> list[tuple[Cell, bool]]:
+def edge_of(cells: Sequence[Cell]) -> float:
+    """The edge of the narrowest ranges that hold ``LEVEL`` of the cells with their own source left out, or of the widest that
+    hold at most ``MOST_HELD`` with it.
+    """
+    chosen = EDGES[0]
+    for edge in EDGES:
+        ranges = ranges_of(cells, edge)
+        inside = [is_in for cell in cells if (is_in := held(cell, ranges)) is not None]
+        if sum(inside) > MOST_HELD * len(inside):
+            break
+        chosen, left_out = edge, unseen(cells, edge)
+        if left_out and sum(is_in for _, is_in in left_out) >= LEVEL * len(left_out):
+            break
+    return chosen
+
+
+def unseen(cells: Sequence[Cell], edge: float) -> list[tuple[Cell, bool]]:
     """Of each cell whether the ranges that the other sources alone give hold it, as far as they have one."""
     found = []
     for source in sorted({cell.source for cell in cells}):
-        ranges = ranges_of([cell for cell in cells if cell.source != source])
+        ranges = ranges_of([cell for cell in cells if cell.source != source], edge)
         for cell in cells:
             if cell.source == source and (inside := held(cell, ranges)) is not None:
                 found.append((cell, inside))
@@ -176,7 +197,7 @@ def distil(rows: Sequence[Mapping[str, Any]]) -> PublishedErrors:
     """The package's data."""
     ranges = []
     for (metric, statistic, _), cells in parts(cells_of(rows)).items():
-        for of, (low, middle, high) in sorted(ranges_of(cells).items()):
+        for of, (low, middle, high) in sorted(ranges_of(cells, edge_of(cells)).items()):
             mine = [cell for cell in cells if cell.of[: len(of)] == of]
             ranges.append(
                 PublishedRange(
@@ -241,7 +262,8 @@ def coverage(rows: Sequence[Mapping[str, Any]]) -> str:
     inside: list[bool] = []
     left_out: list[bool] = []
     for (metric, statistic, load), cells in parts(cells_of(rows)).items():
-        ranges, without = ranges_of(cells), unseen(cells)
+        edge = edge_of(cells)
+        ranges, without = ranges_of(cells, edge), unseen(cells, edge)
         title = SHOWN[metric] + (" (tail)" if statistic == "tail" else "")
         for some in [(), *sorted({cell.of[1:3] for cell in cells})]:
             mine = [cell for cell in cells if not some or cell.of[1:3] == some]
@@ -270,9 +292,10 @@ TABLES = """# Errors of predictions by class of run
 
 Index: [RESULTS.md](RESULTS.md). How a report uses them: [how sure a prediction is](../docs/explain/how-sure.md).
 Measured / predicted of {runs} published measurements that no constant was fitted to, replayed by `benchmarks/published.py` and
-`benchmarks/silicon.py`. A class has {cells} runs or more, and fewer than the next wider one. Its range holds 80 % of measured /
+`benchmarks/silicon.py`. A class has {cells} runs or more, and fewer than the next wider one. Its range is of measured /
 predicted over its sources, each of which counts the same, beside the wider class, which counts as {wider} sources. Where
-100 ms were predicted, a range of 0.8–1.5 means 80 to 150 ms measured.
+100 ms were predicted, a range of 0.8–1.5 means 80 to 150 ms measured. For each figure and load, ranges are as wide as it takes
+to hold 80 % of the runs whose own source is left out, unless they would then hold more than 90 % with it.
 
 Sources: {sources}.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import msgspec
 import pytest
@@ -104,10 +105,22 @@ def test_a_source_that_is_left_out_is_judged_by_the_others() -> None:
         row(name, at, ratio * (1 + at / 100)) for name, ratio in (("a", 1.0), ("b", 1.1), ("c", 4.0)) for at in range(8)
     ]
     cells = published_errors.cells_of(rows)
-    ranges = published_errors.ranges_of(cells)
+    ranges = published_errors.ranges_of(cells, 0.1)
     assert sum(bool(published_errors.held(cell, ranges)) for cell in cells) >= 0.7 * len(cells)
-    out = [cell.source for cell, inside in published_errors.unseen(cells) if not inside]
+    out = [cell.source for cell, inside in published_errors.unseen(cells, 0.1) if not inside]
     assert out.count("c") == 8 and out.count("b") <= 1
+
+
+def test_ranges_are_wide_enough_for_sources_that_are_left_out_and_no_wider() -> None:
+    def share(held: Sequence[bool]) -> float:
+        return sum(held) / len(held)
+
+    names = "abcdefghijklmnop"
+    rows = [row(name, at, 1.05**number * (1 + at / 100)) for number, name in enumerate(names) for at in range(8)]
+    cells = published_errors.cells_of(rows)
+    edge = published_errors.edge_of(cells)
+    assert share([inside for _, inside in published_errors.unseen(cells, edge)]) >= 0.8
+    assert share([inside for _, inside in published_errors.unseen(cells, edge + 0.01)]) < 0.8
 
 
 def test_figures_within_the_print_resolution_are_no_error() -> None:
