@@ -13,7 +13,9 @@ from kvyard.engine.timing import FixedTiming, PolynomialTiming, ProfileTiming, m
 from kvyard.engine.timing.roofline_timing import RooflineTiming
 from kvyard.errors import KvyardError
 from kvyard.replay.config import LEFT_OUT, HandoverConfig, ReplayConfig
+from kvyard.replay.run import replay
 from kvyard.replay.settings import OF_AN_ENGINE, OF_TIERS, SETTINGS, make_config
+from kvyard.replay.traces import TraceRequest
 from kvyard.router import RouterConfig
 from kvyard.tiers.config import OffloadConfig
 
@@ -337,8 +339,6 @@ def test_other_backends_keep_window_layers_as_full_ones() -> None:
     assert full.num_gpu_blocks < windows.num_gpu_blocks
     with pytest.raises(KvyardError, match="one group of full attention"):
         engine(model="qwen3.5-9b", gpu="h200", backend="trtllm")
-    with pytest.raises(KvyardError, match=r"block_size 1, or set .* to extra_buffer"):
-        engine(model="qwen3.5-9b", gpu="h200", backend="sglang")
 
 
 def test_store_is_an_offload_policy_or_no_lower_tier() -> None:
@@ -361,3 +361,40 @@ def test_releases_before_vllm_0_14_decide_on_a_pass_when_it_starts() -> None:
         assert (engine.decides_ahead, engine.overlaps_host) == (ahead, ahead)
     told = make_config(given | {"vllm_version": "0.11", "async_scheduling": True}).workers[0].engine
     assert told.decides_ahead
+
+
+def engine_on(gpu: str, backend: str, model: str = "llama-3.1-8b", **settings: object) -> EngineConfig:
+    return engine(gpu=gpu, backend=backend, model=model, **settings)
+
+
+def test_limits_of_a_pass_are_those_of_the_engine_on_the_card() -> None:
+    chunks = {gpu: engine_on(gpu, "sglang").tokens_per_pass for gpu in ("rtx4090", "l40s", "h100", "h200", "b200")}
+    assert chunks == {"rtx4090": 2048, "l40s": 4096, "h100": 8192, "h200": 8192, "b200": 16384}
+    assert engine_on("b200", "sglang", **{"sglang.chunked_prefill_size": 4096}).tokens_per_pass == 4096
+    assert [engine_on("h100", backend).max_num_seqs for backend in ("vllm", "sglang", "trtllm")] == [1024, 2048, 2048]
+    assert engine_on("h100", "trtllm", max_num_seqs=64).max_num_seqs == 64
+
+
+def test_tensorrt_llm_takes_nine_tenths_of_what_weights_leave() -> None:
+    whole = engine_on("h100", "trtllm", gpu_memory_utilization=1.0).num_gpu_blocks
+    assert engine_on("h100", "trtllm").num_gpu_blocks == int(0.9 * whole)
+    assert engine_on("h100", "trtllm", num_gpu_blocks=100).num_gpu_blocks == 100
+
+
+def test_sglang_has_two_pools_for_a_model_with_states() -> None:
+    plain = engine_on("h100", "sglang", "qwen3.5-9b")
+    assert [(spec.kind, spec.block_size) for spec in plain.specs] == [("full", 1), ("mamba", 1)]
+    assert plain.sglang is not None and plain.sglang.max_mamba_cache_size is not None
+    assert plain.max_num_seqs == plain.sglang.max_mamba_cache_size // 3
+    state_bytes = 0.9 * plain.num_gpu_blocks * (plain.bytes_per_block or 0) / plain.sglang.max_mamba_cache_size
+    assert state_bytes == pytest.approx(24 * (4 * 32 * 128 * 128 + 2 * 3 * 8192), rel=0.01), "24 layers of states"
+    assert not plain.decides_ahead
+    tracked = engine_on("h100", "sglang", "qwen3.5-9b", **{"sglang.mamba_radix_cache_strategy": "extra_buffer"})
+    assert tracked.decides_ahead and tracked.max_num_seqs < plain.max_num_seqs
+
+
+@pytest.mark.parametrize("backend", ["vllm", "sglang"])
+def test_models_with_states_run_without_caching(backend: str) -> None:
+    config = {"model": "qwen3.5-9b", "gpu": "h100", "backend": backend, "enable_prefix_caching": False, "workers": 1}
+    report = replay([TraceRequest(str(number), 0, 300, 5) for number in range(4)], config=config)
+    assert [record.status for record in report.records] == ["finished"] * 4

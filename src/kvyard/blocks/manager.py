@@ -125,6 +125,7 @@ class BlockManager:
         """True if states are kept where a sibling stopped."""
         for group in made_groups:
             group.marks_junctions = self.marks_junctions
+            group.shares = group.shares and caching
         self.pool = pool
         self.caching = caching
         self.reuses = reuses

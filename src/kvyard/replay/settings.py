@@ -13,6 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 
 from kvyard.blocks.eviction import ORDERS
+from kvyard.blocks.spec import GroupSpec
 from kvyard.engine.cards import CARDS, find_card
 from kvyard.engine.config import BACKENDS, EngineConfig, SpeculativeConfig
 from kvyard.engine.models import find_config, plan
@@ -29,6 +30,7 @@ from kvyard.engine.models.planning import (
 from kvyard.engine.models.sglang_memory import context_bytes, static_share
 from kvyard.engine.models.weights import find_weight_dtype
 from kvyard.engine.policies.settings import SglangSettings
+from kvyard.engine.policies.sglang_tree import STATES_PER_REQUEST
 from kvyard.engine.timing import TimingConfig, parse_timing, timing_choices
 from kvyard.engine.timing.deployment import Deployment
 from kvyard.engine.timing.host import HostTiming
@@ -251,6 +253,8 @@ ONLY_WITH_MODEL = (
     "kv_cache_dtype",
 )
 ONLY_WITHOUT_MODEL = ("groups", "bytes_per_token", "bytes_per_block")
+STATE_SHARE = 0.9 / 1.9
+"""Share of SGLang's cache that states have."""
 FREE_FRACTION = 0.9
 """Share of the memory that weights and activations leave which TensorRT-LLM takes for its cache by default
 (``free_gpu_memory_fraction``)."""
@@ -483,7 +487,7 @@ def _from_model(given: Mapping[str, Any]) -> dict[str, Any]:
         card["gpu_memory_utilization"] = 1.0
     model_plan = plan(find_config(given["model"]), memory, **card)
     options = model_plan.engine_options()
-    options |= {"groups": model_plan.groups, "block_size": None, **_of_backend(given, model_plan)}
+    options |= {"groups": model_plan.groups, "block_size": None} | _of_backend(given, model_plan)
     if not _keeps_windows(given) and not any(spec.is_state for spec in model_plan.groups):
         options |= _as_full_attention(model_plan)
     if "num_gpu_blocks" in given:
@@ -502,7 +506,36 @@ def _of_backend(given: Mapping[str, Any], model_plan: ModelPlan) -> dict[str, An
         options["max_num_seqs"] = MOST_SEQUENCES[backend]
     if backend == "sglang" and "sglang" not in given:
         options["sglang"] = SglangSettings(chunked_prefill_size=_chunk(given))
+    if backend == "sglang" and any(spec.is_state for spec in model_plan.groups):
+        options |= _state_pools(given, model_plan)
     return options
+
+
+def _state_pools(given: Mapping[str, Any], model_plan: ModelPlan) -> dict[str, Any]:
+    """Return SGLang's two pools for a model with states: slots for them, and pages of one token of full attention.
+
+    States have 0.9 times the memory of full attention (``mamba_full_memory_ratio``), and each running request three slots.
+    """
+    states = [group for group in model_plan.layer_groups if group.spec.is_state]
+    full = [group for group in model_plan.layer_groups if group.spec.is_full]
+    if not full:
+        return {}
+    settings = given.get("sglang") or SglangSettings(chunked_prefill_size=_chunk(given))
+    of_token = sum(group.used_bytes // group.spec.block_size for group in full)
+    slots = int(model_plan.cache_bytes * STATE_SHARE / sum(group.used_bytes for group in states))
+    page, tracked = given.get("block_size", 1), settings.mamba_radix_cache_strategy == "extra_buffer"
+    of_request = STATES_PER_REQUEST + (2 if tracked else 0)
+    options: dict[str, Any] = {
+        "groups": (GroupSpec(block_size=page), GroupSpec(kind="mamba", block_size=page)),
+        "bytes_per_block": page * of_token,
+        "num_gpu_blocks": int(model_plan.cache_bytes * (1 - STATE_SHARE) / (page * of_token)),
+        "max_num_seqs": given.get("max_num_seqs", max(1, min(MOST_SEQUENCES["sglang"], slots // of_request))),
+    }
+    if settings.max_mamba_cache_size is None and "num_gpu_blocks" not in given:
+        settings = msgspec.structs.replace(settings, max_mamba_cache_size=slots)
+    if not tracked and "async_scheduling" not in given:
+        options["async_scheduling"] = False
+    return options | {"sglang": settings}
 
 
 def _chunk(given: Mapping[str, Any]) -> int:

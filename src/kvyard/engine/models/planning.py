@@ -237,7 +237,7 @@ def plan(config: Mapping[str, Any], memory: int, **options: Any) -> ModelPlan:
 def _stages(fields: Fields, memory: int, on: PlanOptions) -> list[_StagePlan]:
     split, caching = on.split, on.enable_prefix_caching
     longest = on.max_model_len or fields.integer("max_position_embeddings")
-    layers = cache_layers(fields, _precision(fields, on.kv_cache_dtype), on.tensor_parallel_size)
+    layers = cache_layers(fields, find_precision(fields, on.kv_cache_dtype), on.tensor_parallel_size)
     least = on.block_size or (64 if any(layer.kind == "mla" for layer in layers) else 16)
     spans = split.stages(len(mixers(fields)))
     grouped = group_layers(
@@ -296,7 +296,8 @@ def _enough_ranks(fields: Fields, memory: int, on: PlanOptions) -> int | None:
     return None
 
 
-def _precision(fields: Fields, kv_cache_dtype: str) -> Precision:
+def find_precision(fields: Fields, kv_cache_dtype: str) -> Precision:
+    """Return bytes of a number in the cache, and in states. Raises ``KvyardError`` for an unknown type."""
     model = dtype_bytes(str(fields.get("torch_dtype") or "bfloat16"))
     ssm = fields.get("mamba_ssm_cache_dtype") or fields.get("mamba_ssm_dtype")
     if ssm is None and fields.model_type == "nemotron_h":

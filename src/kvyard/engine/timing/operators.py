@@ -13,6 +13,7 @@ import msgspec
 
 from kvyard.engine.models.fields import Fields
 from kvyard.engine.models.layers import conv_width, kv_heads, mamba_width, mixers
+from kvyard.engine.models.planning import find_precision
 from kvyard.engine.models.split import Parallelism, check_split
 from kvyard.engine.models.weights import cache_element, find_weight_dtype, mlp_shape, weight_bits
 from kvyard.integers import ceil_div
@@ -150,6 +151,7 @@ class _Counter:
         self._split = split
         self._ranks = split.tensor_parallel_size
         self._cache = cache_element(fields, kv_cache_dtype)
+        self._state = find_precision(fields, kv_cache_dtype).ssm
         linear, routed = weight_bits(fields, weight_dtype)
         self._dtype, self._expert_dtype = weight_types(fields, weight_dtype)
         self._linear, self._routed = linear / 8, routed / 8
@@ -289,13 +291,13 @@ class _Counter:
             values = heads * fields.integer("linear_value_head_dim")
             self._product((2 * keys + 2 * values + 2 * heads) // ranks, hidden)
             self._product(hidden, values // ranks)
-            self._states += 2 * values * fields.integer("linear_key_head_dim") * ACTIVATION // ranks
+            self._states += 2 * values * fields.integer("linear_key_head_dim") * self._state // ranks
         else:
             width, state = mamba_width(fields), fields.integer("mamba_state")
             inner = 2 * width if kind == "mamba1" else width + conv_width(fields, ranks) + width // 64
             self._product(inner // ranks, hidden)
             self._product(hidden, width // ranks)
-            self._states += 2 * width * state * ACTIVATION // ranks
+            self._states += 2 * width * state * self._state // ranks
         self._small(4 * hidden * ACTIVATION)
         self._small(4 * hidden * ACTIVATION)
 
