@@ -315,13 +315,17 @@ def script(row: Row) -> dict[str, Any]:
     deepseek, blackwell = "DeepSeek" in row.model, row.card.startswith("b")
     quantised_cache = {"kv_cache_dtype": "fp8"}
     if row.backend == "sglang":
-        chunk = 0
-        if deepseek:
-            chunk = 16384 if row.precision == "fp4" else 8192 if blackwell and row.tensor == 4 else 32768
+        chunk, share = 0, 0.82
+        if deepseek and row.precision == "fp4":
+            chunk, share = 16384, 0.85
+        elif deepseek:
+            chunk, share = (8192, 0.95) if blackwell and row.tensor == 4 else (32768, 0.82)
         elif "GLM-5" in row.model and blackwell:
-            chunk = 32768
-        chunks = {"sglang": {"chunked_prefill_size": chunk, "max_prefill_tokens": max(chunk, 16384)}} if chunk else {}
-        return chunks | (quantised_cache if blackwell and chunk else {})
+            chunk, share = 32768, 0.9 if row.precision == "fp4" else 0.85
+        if not chunk:
+            return {}
+        chunks = {"chunked_prefill_size": chunk, "max_prefill_tokens": max(chunk, 16384)}
+        return {"sglang": chunks, "gpu_memory_utilization": share, **(quantised_cache if blackwell else {})}
     if row.backend == "trtllm":
         if "gpt-oss" in row.model:
             return {"max_num_batched_tokens": 20000} | (quantised_cache if blackwell else {})
