@@ -355,9 +355,7 @@ def share_of_peak(row: Row) -> float:
 def closed_loop(row: Row, kind: str) -> Result:
     """The row's loop through our engine. Raises ``KvyardError`` for a row that no engine on its cards can have measured."""
     if share_of_peak(row) > MOST_OF_PEAK:
-        raise KvyardError(
-            "more arithmetic than engines reach: prompts were cached, or the concurrency isn't that of one engine"
-        )
+        raise KvyardError("more arithmetic than engines reach: prompts cached, or not one engine's concurrency")
     rounds = max(3, min(ROUNDS, MOST // row.concurrency))
     requests = [TraceRequest(str(at), 0, row.isl, row.osl) for at in range(rounds * row.concurrency)]
     config = settings_of(row, kind) | {"workers": 1, "concurrency": row.concurrency, "seed": 1}
