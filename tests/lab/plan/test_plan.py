@@ -149,6 +149,8 @@ def test_an_impossible_slo_is_refused_before_any_replay(tmp_path: Path) -> None:
     assert not list((tmp_path / "points").glob("*.json"))
     with pytest.raises(KvyardError, match=r"itl_mean is at least .* more workers don't"):
         planned(tmp_path, "itl_mean<0.1ms")
+    with pytest.raises(KvyardError, match=r"can't be served so: H100 TP8: .* tensor_parallel_size 16 would do"):
+        planned(tmp_path, "ttft_p99<2s", model="kimi-k2", gpus=("h100", "l40s"))
     with pytest.raises(KvyardError, match="can't be served so: L40S TP1: "):
         planned(tmp_path, "ttft_p99<2s", gpus=("l40s",), model="llama-3.1-405b", tensor_parallel_size=1)
 

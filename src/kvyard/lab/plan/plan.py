@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from kvyard.engine.cards import find_card
 from kvyard.engine.models import find_config
 from kvyard.engine.price_list import PriceList
 from kvyard.errors import KvyardError
@@ -277,7 +278,8 @@ def _refuse_ruled_out(planned: Planned) -> None:
     ruled = planned.search.ruled_out
     slow = [one for one in ruled if one.floor]
     if not slow:
-        raise KvyardError(f"{planned.base['model']} can't be served so: {ruled[0].shape}: {ruled[0].why}")
+        largest = max(ruled, key=lambda one: find_card(one.shape.gpu).memory * one.shape.cards)
+        raise KvyardError(f"{planned.base['model']} can't be served so: {largest.shape}: {largest.why}")
     best = min(slow, key=lambda one: one.floor)
     raise KvyardError(
         f"no number of cards keeps this SLO: {best.shape} comes closest, and there {best.why}{_longest(planned, best)}"
