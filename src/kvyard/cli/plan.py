@@ -32,7 +32,7 @@ def plan(
         str | None,
         typer.Option(
             metavar="METRIC<LIMIT,...",
-            help="What must hold, such as 'ttft_p99<2s,itl_p99<50ms'; quote it.",
+            help="Limits that the fleet must meet, such as 'ttft_p99<2s,itl_p99<50ms' (quoted).",
             rich_help_panel=QUESTION,
         ),
     ] = None,
@@ -48,14 +48,14 @@ def plan(
         bool,
         typer.Option(
             "--split/--no-split",
-            help="Try fleets with prefill and decode workers apart, too.",
+            help="Also try fleets with prefill and decode workers.",
             rich_help_panel=QUESTION,
         ),
     ] = True,
     prices: Annotated[
         Path | None,
         typer.Option(
-            help="Prices of cards, a TOML file; kvyard's own is engine/prices.toml.", rich_help_panel=QUESTION
+            help="TOML file with prices of cards; kvyard's own is engine/prices.toml.", rich_help_panel=QUESTION
         ),
     ] = None,
     out: Out = None,
@@ -64,13 +64,13 @@ def plan(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Find the cheapest fleet that keeps an SLO: which cards, how many, in which shape, and what they cost.
+    """Find the cheapest fleet that meets an SLO: cards, number, parallelism, split, memory and router.
 
-    It looks at the traffic first, and refuses in seconds what no fleet can do. Then it searches tensor parallelism, workers,
-    prefill and decode apart, host memory, router and KV cache type; what you set yourself isn't searched. --gpu takes several
+    Traffic that no fleet can serve is refused within seconds. Then tensor parallelism, the number of workers, prefill and
+    decode workers, host memory, router and KV cache type are searched; settings that you give are fixed. --gpu takes several
     cards, as in h100,h200. Results are a paragraph, a page (plan.html), all fleets (plan.csv, plan.json), and settings
-    (plan.toml) that kvyard replay and kvyard gateway take with --config. The same command goes on where it was interrupted.
-    Exit code 1 if no fleet keeps the SLO and the budget, 130 if interrupted.
+    (plan.toml) that kvyard replay and kvyard gateway take with --config. The same command continues an interrupted plan. Exit
+    code 1 if no fleet meets the SLO and the budget, 130 if interrupted.
     """
     from kvyard.engine.price_list import default_prices, read_prices
     from kvyard.lab.plan import plan as run
