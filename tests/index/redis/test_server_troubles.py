@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -274,3 +276,19 @@ class TestAddresses:
         own_server.start("--cluster-enabled", "yes", "--cluster-port", str(free_ports(1)))
         with pytest.raises(KvyardError, match="a node of a cluster"):
             RedisIndex(own_server.url)
+
+
+def test_a_command_that_is_refused_is_not_kept(shared_server: RedisServer) -> None:
+    """Nothing but the caller refers to the exception, which refers to all commands and replies."""
+    asked = Server(shared_server.url, timeout=SLOW, backoff=0, clock=VirtualClock())
+    asked.connect()
+    value = bytes(1000)
+    before = sys.getrefcount(value)
+    gc.disable()
+    try:
+        with pytest.raises(KvyardError):
+            asked.commands([("SET", "n:text", value), ("LPUSH", "n:text", value)])
+        assert sys.getrefcount(value) == before
+    finally:
+        gc.enable()
+        asked.close()

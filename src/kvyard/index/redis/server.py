@@ -176,9 +176,12 @@ class Server:
                 if not _is_reply(error):
                     conn.disconnect()
                     break
-        if failure is not None:
+        if failure is None:
+            return replies
+        try:
             raise failure
-        return replies
+        finally:
+            del failure  # it would keep this frame, and so the commands and all replies
 
 
 def _is_reply(error: Exception) -> bool:
