@@ -19,7 +19,7 @@ from kvyard.replay.report.files import from_json, to_json
 from kvyard.replay.report.metrics import read_metrics
 from kvyard.replay.report.page import page
 from kvyard.replay.report.session_report import CAUSES, SessionsReport
-from kvyard.replay.report.slo import parse_limits
+from kvyard.replay.report.slo import judge, missed, parse_limits, violation
 from kvyard.replay.report.table import report_text
 from kvyard.replay.run import SimulatedRun
 from kvyard.replay.traces import TraceRequest
@@ -222,3 +222,15 @@ def test_limits_on_sessions() -> None:
     assert str(limit) == "session_p90 ≤ 5 min 0 s"
     with pytest.raises(KvyardError, match="Write session_p99=5m"):
         parse_limits("session<5m")
+
+
+def test_a_run_without_sessions_misses_limits_on_them() -> None:
+    run = kvyard.replay([TraceRequest("a", 0, 100, 5)], block_size=SIZE, slo="session_p90<5m")
+    verdict = judge(run.report)
+    assert verdict is not None and not verdict.met
+    assert verdict.why == "Session p90 isn't known: no session finished (limit 5 min 0 s)"
+    limits = parse_limits("session_p90<5m,session_jain>0.5")
+    values = read_metrics(run.report)
+    assert violation(values, limits) == 2 and missed(values, limits).count("no session finished") == 2
+    live = missed({"session_mean": 5.0}, parse_limits("session_jain>0.5"))
+    assert live.endswith("isn't known: a live run has no idle fleet beside it (limit 0.500)")

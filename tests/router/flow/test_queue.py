@@ -354,6 +354,7 @@ def test_why_a_request_waited() -> None:
         "waited 4,000.0 ms behind 0 requests, 2 that came later went first: las, its session has had 1,200 tokens of "
         "service, and those with less go first"
     )
+    assert waits["b"].why == "its session has had no service yet: only those that came before it go first"
 
 
 @pytest.mark.parametrize("policy", FLOWS.names())

@@ -152,13 +152,16 @@ def violation(values: Mapping[str, float | None], limits: Sequence[Limit]) -> fl
     """Return by how much a run with these metrics misses ``limits``, as shares of them added up; 0 if it keeps all.
     Too many rejected requests count as a miss.
 
-    A metric that the run lacks, as ITL where answers have one token, misses nothing.
+    A metric that the run lacks, as ITL where answers have one token, misses nothing; one of sessions is missed, since a run
+    without a finished session can't keep it.
     """
     missed = 0.0
     for limit in limits:
         value = values.get(limit.name)
         if value is not None:
             missed += max(0.0, limit.violation(value))
+        elif _is_of_sessions(limit):
+            missed += 1.0
     rejected = values.get("rejected_share") or 0.0
     return missed + (rejected / REJECTED if too_many_rejected(rejected) else 0.0)
 
@@ -173,6 +176,10 @@ def without_value(values: Mapping[str, float | None], limits: Sequence[Limit]) -
     return ""
 
 
+def _is_of_sessions(limit: Limit) -> bool:
+    return limit.name.startswith(f"{SESSION}_")
+
+
 def missed(values: Mapping[str, float | None], limits: Sequence[Limit]) -> str:
     """Return the limits that ``values`` miss, with what is there instead, and overload; empty if all are kept."""
     misses = []
@@ -180,6 +187,13 @@ def missed(values: Mapping[str, float | None], limits: Sequence[Limit]) -> str:
         value, metric = values.get(limit.name), WANTED[limit.name]
         if value is not None and limit.violation(value) > 0:
             misses.append(f"{metric.title} is {metric.text(value, unit=True)} (limit {metric.limit_text(limit.value)})")
+        elif value is None and _is_of_sessions(limit):
+            why = (
+                "no session finished"
+                if values.get("session_mean") is None
+                else "a live run has no idle fleet beside it"
+            )
+            misses.append(f"{metric.title} isn't known: {why} (limit {metric.limit_text(limit.value)})")
     rejected = values.get("rejected_share") or 0.0
     if too_many_rejected(rejected):
         misses.append(f"{rejected:.1%} of the requests are rejected (limit {REJECTED:.0%})")

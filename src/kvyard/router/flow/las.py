@@ -68,6 +68,8 @@ class LeastAttainedService(FlowPolicy):
 
     def why(self, request: FlowRequest, now: int) -> str:
         service = self.service(request.session, now)
+        if not service:
+            return "its session has had no service yet: only those that came before it go first"
         return f"its session has had {service:,.0f} tokens of service, and those with less go first"
 
     def came(self, request: FlowRequest, now: int) -> None:
