@@ -233,4 +233,4 @@ def test_a_run_without_sessions_misses_limits_on_them() -> None:
     values = read_metrics(run.report)
     assert violation(values, limits) == 2 and missed(values, limits).count("no session finished") == 2
     live = missed({"session_mean": 5.0}, parse_limits("session_jain>0.5"))
-    assert live.endswith("isn't known: a live run has no idle fleet beside it (limit 0.500)")
+    assert live.endswith("isn't known: its sessions weren't replayed alone (limit 0.500)")

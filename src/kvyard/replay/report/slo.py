@@ -188,11 +188,7 @@ def missed(values: Mapping[str, float | None], limits: Sequence[Limit]) -> str:
         if value is not None and limit.violation(value) > 0:
             misses.append(f"{metric.title} is {metric.text(value, unit=True)} (limit {metric.limit_text(limit.value)})")
         elif value is None and _is_of_sessions(limit):
-            why = (
-                "no session finished"
-                if values.get("session_mean") is None
-                else "a live run has no idle fleet beside it"
-            )
+            why = "no session finished" if values.get("session_mean") is None else "its sessions weren't replayed alone"
             misses.append(f"{metric.title} isn't known: {why} (limit {metric.limit_text(limit.value)})")
     rejected = values.get("rejected_share") or 0.0
     if too_many_rejected(rejected):
