@@ -402,21 +402,20 @@ def held_back(flow: FlowReport) -> str:
     return f"{text} Refused: {', '.join(reasons)}." if reasons else text
 
 
-WAITS = ("request", "session", "tenant", "at", "waited", "behind", "overtaken by", "because")
+WAITS = ("request, and why it waited", "session", "tenant", "at", "waited", "behind", "overtaken by")
 
 
 def wait_rows(flow: FlowReport) -> list[list[str]]:
     """Return the requests that flow control held back longest: ``WAITS``."""
     return [
         [
-            wait.id,
+            f"{wait.id}: {wait.why}",
             wait.session,
             wait.tenant,
             span(wait.arrival_s),
             latency(wait.waited_ms),
             f"{wait.ahead:,}",
             f"{wait.overtaken:,}",
-            wait.why,
         ]
         for wait in flow.longest_waits
     ]
