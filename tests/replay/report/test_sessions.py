@@ -209,6 +209,7 @@ def test_table_page_and_file_show_sessions() -> None:
     html = page(report)
     assert 'id="sessions"' in html and "<summary>" in html and report.sessions
     assert all(one.turns[0].id in html for one in report.sessions.slowest)
+    assert report_text(from_json(to_json(report))) == report_text(report), "its order is not that of the file's keys"
     assert set(report.sessions.causes_ms) == set(CAUSES)
 
 

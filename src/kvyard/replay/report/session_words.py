@@ -38,7 +38,7 @@ def cause_rows(sessions: SessionsReport) -> list[list[str]]:
     whole = sessions.completion.mean
     return [
         [name, say.latency(ms), say.percent(ms / whole)]
-        for name, ms in ((CAUSES[key], ms) for key, ms in sessions.causes_ms.items())
+        for name, ms in ((name, sessions.causes_ms.get(key, 0.0)) for key, name in CAUSES.items())
         if ms
     ]
 
@@ -50,7 +50,7 @@ def share_rows(sessions: SessionsReport) -> list[list[str]]:
         "across": "Prompt tokens found that only other sessions had sent",
         "again": "Prompt tokens computed that the session had sent before",
     }
-    shares = [(names[key], share) for key, share in sessions.reuse.items()]
+    shares = [(name, sessions.reuse[key]) for key, name in names.items() if key in sessions.reuse]
     shares.append(("Requests sent to another worker than the one before", sessions.migrations))
     rows = [[name, say.percent(share.value), f"{share.part:,} / {share.whole:,}"] for name, share in shares]
     resident = sessions.residency
