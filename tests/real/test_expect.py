@@ -11,7 +11,10 @@ import pytest
 from tests.real.engine import MODELS, NAME, Engines, RealEngine
 from tests.real.owed import Answered, Planned, compare, planned
 
+from kvyard.lab.expect import expect
 from kvyard.lab.expect.counted import Counted, read_page
+from kvyard.lab.expect.traffic import read_traffic
+from kvyard.replay.traces import TraceRequest
 
 CASES: dict[str, dict[str, Any]] = {
     "dense, blocks of 32, evicting": {"model": "llama", "block_size": 32, "blocks": 251},
@@ -71,3 +74,16 @@ def test_owed_is_counted(name: str, engines: Engines, figures: Callable[[str, An
     assert by_request.equal == by_request.compared, by_request.different
     assert not by_request.fault, by_request.sentence
     assert counters.counted == counters.owed > 0 and not counters.fault, counters.sentence
+
+
+def test_caching_that_is_off_is_named(engines: Engines) -> None:
+    """vLLM counts no look-ups then, which isn't other traffic."""
+    engine = engines.get(model="llama", flags=("--no-enable-prefix-caching",))
+    prompts = [[*range(100, 500), 600 + at] for at in range(12)]
+    for prompt in prompts:
+        engine.complete(prompt)
+    counted = read_page(engine.client.get("/metrics").text)
+    assert (counted.queries, counted.hits) == (0, 0)
+    rows = [TraceRequest(f"{at}", at * 10**9, len(prompt), 4, tokens=prompt) for at, prompt in enumerate(prompts)]
+    named = expect(read_traffic(rows), {"block_size": 32, "num_gpu_blocks": 999}, counted)
+    assert named.cause == "caching-off" and "enable_prefix_caching=False" in named.sentence

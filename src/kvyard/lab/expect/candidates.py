@@ -219,6 +219,10 @@ def drafts(difference: Difference) -> Iterator[Candidate]:
     """A draft head where none was configured, or none where one was."""
     if not difference.by_request:
         return
+    hits = difference.replayed.hits[difference.known]
+    apart = np.abs(hits - difference.counts)[hits > 0]
+    if not len(apart) or np.median(apart) != difference.block_size:
+        return  # it costs most hits one block
     configured = difference.replayed.run.fleet.config.workers[0].engine.speculative is not None
     there, named = ("no draft head", "one") if configured else ("a draft head (EAGLE, MTP)", "none")
     yield Candidate(
