@@ -155,7 +155,7 @@ def test_the_report_says_why_requests_waited() -> None:
 
 
 def test_impossible_settings_are_refused() -> None:
-    with pytest.raises(KvyardError, match="say engine_requests too"):
+    with pytest.raises(KvyardError, match="without engine_requests none waits"):
         kvyard.replay([row("a")], flow="las")
     with pytest.raises(KvyardError, match="engine_requests must be at least 1"):
         kvyard.replay([row("a")], engine_requests=0)
