@@ -15,7 +15,7 @@ from kvyard.engine.price_list import default_prices
 from kvyard.errors import KvyardError
 from kvyard.lab.jobs import LocalExecutor, Task
 from kvyard.lab.plan import Planned, plan
-from kvyard.lab.plan.view import UNSURE, describe, paragraph, view
+from kvyard.lab.plan.view import UNSURE, WHAT_IF, describe, paragraph, view
 from kvyard.lab.study.cost import Prices
 from kvyard.replay import replay
 from kvyard.replay.report.slo import Limit, parse_limits
@@ -112,6 +112,19 @@ def test_an_engine_is_started_with_the_length_that_its_cache_holds(tmp_path: Pat
         planned(
             tmp_path, "ttft_p90<30s", gpus=("h100",), tensor_parallel_size=2, model="llama-3.1-70b", max_tokens=20000
         )
+
+
+def test_more_blocks_than_the_card_holds_are_a_what_if(tmp_path: Path) -> None:
+    more: dict[str, Any] = {"gpus": ("h100",), "tensor_parallel_size": 1}
+    done = planned(tmp_path / "met", "ttft_p90<3s", num_gpu_blocks=90_000, **more)
+    assert paragraph(done)[1].startswith(
+        "A what-if: 90,000 blocks on each device, and the card (h100) has room for 30,"
+    )
+    assert view(done).verdict == WHAT_IF
+    missed = planned(tmp_path / "missed", "ttft_p90<3s,reuse>99%", num_gpu_blocks=90_000, **more)
+    assert missed.answer is None and paragraph(missed)[1].startswith("A what-if: 90,000 blocks")
+    fits = planned(tmp_path / "fits", "ttft_p90<3s", num_gpu_blocks=20_000, **more)
+    assert "what-if" not in " ".join(paragraph(fits)) and view(fits).verdict != WHAT_IF
 
 
 def test_a_large_trace_is_planned_for_by_its_busiest_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -232,6 +232,15 @@ def test_the_edge_of_a_range_is_named(tmp_path: Path) -> None:
     assert "workers 3 is at the high end of its range: look above it too." in (tmp_path / "tune.toml").read_text()
 
 
+def test_more_blocks_than_the_card_holds_are_a_what_if(tmp_path: Path) -> None:
+    more: dict[str, Any] = {"model": "llama-3.1-8b", "gpu": "h100", "block_size": None, "limit": 20, "trials": 2}
+    more["search"] = "workers=1..2"
+    said = searched(tmp_path / "over", "max reuse", None, num_gpu_blocks=90_000, **more).sentences()
+    assert any(sentence.startswith("A what-if: 90,000 blocks on each device") for sentence in said)
+    said = searched(tmp_path / "in", "max reuse", None, num_gpu_blocks=20_000, **more).sentences()
+    assert not any("what-if" in sentence for sentence in said)
+
+
 def test_a_point_that_cannot_be_is_no_answer(tmp_path: Path) -> None:
     """Storage without host memory is refused by the settings themselves."""
     made = searched(tmp_path, slo=None, search="host_bytes=0|1GiB,storage_bytes=0|4GiB", trials=4)

@@ -17,7 +17,7 @@ from kvyard.replay.report.answers import limits as savings
 from kvyard.replay.report.answers import time_parts
 from kvyard.replay.report.html import tile
 from kvyard.replay.report.metrics import COST
-from kvyard.replay.report.room import MOST_CARDS
+from kvyard.replay.report.room import MOST_CARDS, what_ifs
 from kvyard.replay.report.slo import OF_A_RUN, WANTED, Limit, kept, missed
 from kvyard.replay.settings import SETTINGS
 from kvyard.settings import duration
@@ -29,6 +29,7 @@ EDGE = 0.02
 """An answer with less room than this share of a limit is on the edge."""
 OVER = "SLO met, but over the budget"
 UNSURE = "SLO met in the replay, but a limit lies within the published error"
+WHAT_IF = "SLO met, but with more blocks than the card holds"
 LIMITING = {
     "prefill": "prompt computation (prefill) limits it",
     "decode": "decoding limits it",
@@ -107,6 +108,8 @@ def _verdict(planned: Planned) -> str:
         return ""
     if not planned.met:
         return OVER
+    if _what_ifs(answer):
+        return WHAT_IF
     return "" if _holds(planned, answer) else UNSURE
 
 
@@ -131,7 +134,7 @@ def paragraph(planned: Planned) -> list[str]:
     answer = planned.answer
     if answer is None:
         return _none(planned)
-    sentences = [_take(planned, answer)]
+    sentences = [_take(planned, answer), *_what_ifs(answer)]
     if planned.budget is not None and answer.cost > planned.budget:
         sentences.append(_over(planned))
     sentences += [_setup(planned, answer), _sure(planned, answer)]
@@ -172,6 +175,11 @@ def _take(planned: Planned, answer: FleetOption) -> str:
         f"Take {describe(answer)}: {money(planned, answer.cost)} ({_card_price(planned, answer)}). "
         f"{kept(answer.values, planned.limits)}."
     )
+
+
+def _what_ifs(fleet: FleetOption) -> list[str]:
+    """Return a sentence if the fleet's card doesn't hold the blocks that were set."""
+    return [] if fleet.report is None else what_ifs(fleet.report.config)
 
 
 def _card_price(planned: Planned, answer: FleetOption) -> str:
@@ -247,6 +255,7 @@ def _none(planned: Planned) -> list[str]:
     return [
         f"No fleet keeps the SLO, of {len(tried)} replayed. The closest is {describe(closest)}, "
         f"{money(planned, closest.cost)}: {why}.",
+        *_what_ifs(closest),
         *(["The search was interrupted."] if planned.interrupted else ["More workers of these shapes don't help."]),
     ]
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from kvyard.errors import KvyardError
 from kvyard.files import write_whole
 from kvyard.replay.report.html import PageLink
-from kvyard.replay.report.words import timing_text, what_ifs
+from kvyard.replay.report.room import what_ifs
+from kvyard.replay.report.words import timing_text
 
 if TYPE_CHECKING:
     from kvyard.lab.study.grid import Point
@@ -24,7 +25,7 @@ MOST_TIMES = 4
 def notes(study: Study) -> list[str]:
     """Return sentences on points that have not run, that have more blocks than their card holds, and that failed."""
     sentences = [f"{study.missing} of {len(study.points)} replays have not run yet."] if study.missing else []
-    if beyond := [point.label for point, report in study.done if what_ifs(report)]:
+    if beyond := [point.label for point, report in study.done if what_ifs(report.config)]:
         sentences.append(f"What-ifs, with more blocks than the card has room for: {'; '.join(beyond)}.")
     return sentences + [f"{point.label}: {why}" for point, why in study.failed]
 

@@ -21,6 +21,7 @@ from kvyard.lab.tune.space import Choices, Space, Steps
 from kvyard.lab.tune.trial import Trial
 from kvyard.replay.report.html import tile
 from kvyard.replay.report.metrics import COST, Metric
+from kvyard.replay.report.room import what_ifs
 from kvyard.replay.report.slo import WANTED, Limit, missed
 
 MOST_ROWS = 8
@@ -229,7 +230,7 @@ def _doubts(tuned: Tuned, best: Trial) -> list[str]:
     """Return the doubts about the answer."""
     flat = {name.rpartition(".")[2]: value for name, value in tuned.space.flat(best.point).items()}
     edges = {f"{name} {flat[name.rpartition('.')[2]]}": end for name, end in tuned.space.edges(best.point).items()}
-    doubts = at_edges(edges)
+    doubts = [*([] if best.config is None else what_ifs(msgspec.to_builtins(best.config))), *at_edges(edges)]
     if tuned.met and best.test and best.test_violation > 0:
         doubts.append("What is best on one part misses the SLO on the other: leave room, with a lower limit in --slo.")
     if tuned.interrupted:

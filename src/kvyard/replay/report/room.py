@@ -39,6 +39,13 @@ def what_if(engine: Mapping[str, Any]) -> str:
     )
 
 
+def what_ifs(config: Mapping[str, Any]) -> list[str]:
+    """Return such a sentence for each kind of worker of a replay's configuration that has more blocks than its card holds."""
+    kinds = config.get("workers")
+    engines = [kind.get("engine", {}) for kind in kinds] if isinstance(kinds, list | tuple) else []
+    return list(dict.fromkeys(filter(None, map(what_if, engines))))
+
+
 def more_room(engine: Mapping[str, Any]) -> str:
     """Return ways to more blocks that exist for the engine's card; empty if no card is known."""
     deployment = _deployment(engine)

@@ -27,7 +27,7 @@ from kvyard.replay.report.report import (
     TimingReport,
     too_many_rejected,
 )
-from kvyard.replay.report.room import what_if
+from kvyard.replay.report.room import what_ifs
 from kvyard.tiers.load_policy import REASONS as WHY_LEFT
 
 SOURCES = {
@@ -534,13 +534,6 @@ def day_rows(report: Report) -> list[list[str]]:
     return rows
 
 
-def what_ifs(report: Report) -> list[str]:
-    """Return a sentence for each kind of worker that has more blocks than its card holds."""
-    kinds = report.config.get("workers")
-    engines = [kind.get("engine", {}) for kind in kinds] if isinstance(kinds, list) else []
-    return list(dict.fromkeys(filter(None, map(what_if, engines))))
-
-
 def notes(report: Report) -> list[str]:
     """Return the caveats of the figures."""
     caveats = []
@@ -554,7 +547,7 @@ def notes(report: Report) -> list[str]:
     missing = report.requests["all"] - report.requests.get("finished", 0)
     if missing and report.complete:
         caveats.append(f"{missing:,} of {report.requests['all']:,} requests did not finish; latencies leave them out.")
-    caveats += what_ifs(report)
+    caveats += what_ifs(report.config)
     live = report.live
     if live is not None:
         for reason, count in live.errors.items():
