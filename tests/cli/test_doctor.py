@@ -333,6 +333,7 @@ def test_a_prompt_that_was_evicted(capsys, tmp_path) -> None:
     [
         (["tcp://x"], "has no port"),
         (["nowhere"], "can't read nowhere"),
+        (["localhost:1"], "say http://localhost:1 for an engine, tcp://localhost:1 for its events"),
         (["tcp://127.0.0.1:9", "--replay", "y"], "not an endpoint"),
         (["tcp://127.0.0.1:9", "--replay", "tcp://x:1", "--replay", "tcp://x:2"], "one for each"),
         (["tcp://127.0.0.1:9", "--tokens", "a"], "no token ids"),

@@ -1,5 +1,6 @@
 """``kvyard doctor``: finds out why a router doesn't see an engine's cache."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,6 +27,7 @@ from kvyard.server.doctor.visit import MESSAGES, TEXT, Questions, Round, Visit
 from kvyard.server.tokens import FileTokenizer, gather_prompt
 
 HTTP = ("http://", "https://")
+HOST_AND_PORT = re.compile(r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9.-]+):\d+(/.*)?")
 
 
 @with_prompt("The model's tokenizer.json; engines' own are compared with it.")
@@ -81,6 +83,11 @@ def doctor(
         raise KvyardError(
             "name what to look at: an engine's events (tcp://), its URL (http://), a recording, or --gateway URL"
         )
+    for source in sources:
+        if HOST_AND_PORT.fullmatch(source) and not Path(source).exists():
+            raise KvyardError(
+                f"{source} has no scheme: say http://{source} for an engine, tcp://{source} for its events"
+            )
     if gateway is not None and not gateway.startswith(HTTP):
         raise KvyardError(f"--gateway is a URL such as http://localhost:8080, not {gateway!r}")
     if hash_algorithm is not None:
