@@ -11,6 +11,9 @@ from typing import Any
 import pytest
 from tests.replay.traces.support import CONVERSATION
 
+from kvyard.engine.cards import find_card
+from kvyard.engine.models import find_config
+from kvyard.engine.models import plan as memory_plan
 from kvyard.engine.price_list import default_prices
 from kvyard.errors import KvyardError
 from kvyard.lab.jobs import LocalExecutor, Task
@@ -125,6 +128,37 @@ def test_more_blocks_than_the_card_holds_are_a_what_if(tmp_path: Path) -> None:
     assert missed.answer is None and paragraph(missed)[1].startswith("A what-if: 90,000 blocks")
     fits = planned(tmp_path / "fits", "ttft_p90<3s", num_gpu_blocks=20_000, **more)
     assert "what-if" not in " ".join(paragraph(fits)) and view(fits).verdict != WHAT_IF
+
+
+@pytest.mark.parametrize(("model", "degree"), [("gpt-oss-120b", 2), ("gemma-3-27b", 2), ("llama-3.1-8b", 1)])
+def test_the_room_of_a_worker_is_what_kvyard_model_says(model: str, degree: int, tmp_path: Path) -> None:
+    more: dict[str, Any] = {"limit": 20, "max_num_batched_tokens": 8192, "max_num_seqs": 256}
+    done = planned(tmp_path, "ttft_p90<60s", gpus=("h100",), tensor_parallel_size=degree, **more, model=model)
+    of = memory_plan(
+        find_config(model),
+        find_card("h100").memory,
+        tensor_parallel_size=degree,
+        max_num_batched_tokens=8192,
+        max_num_seqs=256,
+    )
+    assert f"a worker has room for {of.max_tokens:,} KV tokens" in " ".join(paragraph(done))
+
+
+def test_a_worker_that_spans_nodes_says_so(tmp_path: Path) -> None:
+    more: dict[str, Any] = {"gpus": ("h200",), "prices": {"h200": Prices(card=3)}, "limit": 20, "model": "kimi-k2"}
+    wide = " ".join(paragraph(planned(tmp_path / "16", "ttft_p90<30s", tensor_parallel_size=16, **more)))
+    assert "of 16 (TP16)" in wide and "A worker spans nodes of 8 cards" in wide
+    more["model"] = "llama-3.1-8b"
+    assert "spans" not in " ".join(paragraph(planned(tmp_path / "8", "ttft_p90<30s", tensor_parallel_size=8, **more)))
+
+
+def test_a_table_has_one_column_of_rejected_requests(tmp_path: Path) -> None:
+    more: dict[str, Any] = {"gpus": ("h100",), "tensor_parallel_size": 1, "max_tokens": None, "max_model_len": 100_000}
+    done = planned(tmp_path, "ttft_p90<30s", limit=120, **more)
+    assert any(fleet.values["rejected"] for fleet in done.search.fleets), "one prompt is longer than 100,000 tokens"
+    table = view(done).tables[0]
+    for page in (False, True):
+        assert [metric.heading for metric in table.metrics(page)].count("rejected") == 1
 
 
 def test_a_large_trace_is_planned_for_by_its_busiest_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,5 +294,6 @@ def test_a_page_and_settings(tmp_path: Path) -> None:
     assert "TTFT p90 and cost" in page and "TTFT p90 and cards" in page
     assert "USD an hour" in page and "vllm serve meta-llama/" in page
     assert replay(CONVERSATION, config=tmp_path / "plan.toml", limit=60).report.latency["ttft"].p90 <= 3000
+    assert "# #" not in (tmp_path / "plan.toml").read_text()
     taken = convert(own_part(tomllib.loads((tmp_path / "plan.toml").read_text()), "plan.toml"), "plan.toml")
     assert done.answer is not None and taken.router.policy == done.settings(done.answer)["router"]

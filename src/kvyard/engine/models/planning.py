@@ -206,10 +206,10 @@ def plan(config: Mapping[str, Any], memory: int, **options: Any) -> ModelPlan:
     if blocks < 2:
         raise KvyardError(_too_large(fields, memory, on, tight))
     longest = on.max_model_len or fields.integer("max_position_embeddings")
-    needs = [_blocks_per_request(group.spec, longest, batched) for group in groups]
+    specs = [group.spec for group in groups]
+    needs = [_blocks_per_request(spec, longest, batched) for spec in specs]
     full = [group for group in groups if group.spec.is_full] or [g for g in groups if not g.spec.is_state]
     kept = [need for group, need in zip(groups, needs, strict=True) if not group.spec.is_full]
-    concurrency = blocks / sum(needs)
     return ModelPlan(
         architecture=fields.architecture,
         layer_groups=tuple(groups),
@@ -225,9 +225,9 @@ def plan(config: Mapping[str, Any], memory: int, **options: Any) -> ModelPlan:
         cache_bytes=tight.cache,
         stage=number,
         max_model_len=longest,
-        longest=longest_request([group.spec for group in groups], longest, batched, blocks - 1),
-        max_tokens=int(concurrency * longest),
-        max_concurrency=concurrency,
+        longest=longest_request(specs, longest, batched, blocks - 1),
+        max_tokens=tokens_that_fit(specs, longest, batched, blocks),
+        max_concurrency=blocks / sum(needs),
         max_num_batched_tokens=batched,
         max_num_seqs=on.max_num_seqs,
         enable_prefix_caching=on.enable_prefix_caching,
@@ -318,6 +318,13 @@ def _blocks_per_request(spec: GroupSpec, longest: int, batched: int) -> int:
         return 2 if spec.mode == "align" else 1
     cap = spec.rule().cap(batched, longest)
     return ceil_div(longest, spec.block_size) if cap is None else cap
+
+
+def tokens_that_fit(specs: Sequence[GroupSpec], longest: int, batched: int, blocks: int) -> int:
+    """Return tokens of requests of ``longest`` tokens that fit into ``blocks``, the null block among them, as vLLM reports them
+    ("GPU KV cache size"): windows and states of these requests take blocks, too.
+    """
+    return int(blocks / sum(_blocks_per_request(spec, longest, batched) for spec in specs) * longest)
 
 
 def longest_request(specs: Sequence[GroupSpec], most: int, batched: int, blocks: int) -> int:

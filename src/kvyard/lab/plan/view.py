@@ -5,6 +5,8 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
+from kvyard.engine.config import EngineConfig
+from kvyard.engine.models.planning import tokens_that_fit
 from kvyard.engine.timing.error_range import LEVEL
 from kvyard.lab.plan.plan import REQUESTS_PER_SECOND, Planned
 from kvyard.lab.plan.search import ROUTERS, FleetOption
@@ -194,7 +196,7 @@ def _setup(planned: Planned, answer: FleetOption) -> str:
     shape = answer.shape
     router = planned.base.get("router", answer.router)
     split = "prefill and decode apart" if answer.prefill else "no prefill/decode split"
-    tokens = planned.search.alone[shape].engine.capacity_tokens
+    tokens = _room(planned.search.alone[shape].engine)
     host = " and no host memory"
     if shape.host_gib:
         host = f" and {shape.host_gib_per_rank} GiB of host memory"
@@ -211,6 +213,14 @@ def _setup(planned: Planned, answer: FleetOption) -> str:
             f" A worker spans nodes of {MOST_CARDS} cards, and its times are those of one node's links: measure them."
         )
     return sentence
+
+
+def _room(engine: EngineConfig) -> int:
+    """Return the tokens that ``kvyard model`` says fit, which are fewer than the blocks hold if the model has windows."""
+    if engine.max_model_len is None:
+        return engine.capacity_tokens
+    # An engine doesn't count vLLM's null block.
+    return tokens_that_fit(engine.specs, engine.max_model_len, engine.max_num_batched_tokens, engine.num_gpu_blocks + 1)
 
 
 def _sure(planned: Planned, answer: FleetOption) -> str:
