@@ -89,6 +89,10 @@ def test_cards_of_ranks_and_stages_are_paid_for(tmp_path: Path) -> None:
     said = " ".join(paragraph(done))
     assert f"as {answer.workers} worker" in said and "of 2 (TP1 DP2)" in said and "a rank has room for" in said
     assert "--data-parallel-size 2" in view(done).commands[1]
+    done = planned(tmp_path, "ttft_p90<3s", gpus=("h100",), tensor_parallel_size=1, pipeline_parallel_size=2)
+    answer = done.answer
+    assert answer is not None and answer.cost == pytest.approx(2 * answer.workers * 2.35)
+    assert "of 2 (TP1 PP2)" in " ".join(paragraph(done))
 
 
 def test_host_memory_that_was_set_is_paid_for(tmp_path: Path) -> None:
@@ -142,6 +146,16 @@ def test_the_room_of_a_worker_is_what_kvyard_model_says(model: str, degree: int,
         max_num_seqs=256,
     )
     assert f"a worker has room for {of.max_tokens:,} KV tokens" in " ".join(paragraph(done))
+
+
+def test_an_answer_with_an_fp8_cache_names_the_cheapest_fleet_without(tmp_path: Path) -> None:
+    more: dict[str, Any] = {"model": "Qwen/Qwen3-32B", "kv_cache_dtype": None, "max_tokens": 16_000}
+    done = planned(tmp_path, "ttft_p90<8s", gpus=("h100",), tensor_parallel_size=1, **more)
+    assert done.answer is not None and done.answer.shape.kv_cache_dtype == "fp8"
+    own = [fleet for fleet in done.search.fleets if fleet.met and fleet.shape.kv_cache_dtype == "auto"]
+    cheapest = min(own, key=lambda fleet: fleet.cost)
+    price = f"{cheapest.cost:,.2f} USD an hour"
+    assert f"without it the cheapest is {describe(cheapest)}, {price}" in " ".join(paragraph(done))
 
 
 def test_a_worker_that_spans_nodes_says_so(tmp_path: Path) -> None:
