@@ -39,7 +39,7 @@ def test_tables_and_files(tmp_path: Path, capsys: pytest.CaptureFixture[str], mo
     assert exit_code(*base, "--no-timing", "-o", "quick") == 0
     out, err = capsys.readouterr()
     assert "longest match, no time" in out
-    *_, last = [line for line in err.splitlines() if line.endswith("judged")]
+    *_, last = [line for line in err.splitlines() if line.endswith("replayed")]
     done, every = (int(word) for word in last.split() if word.isdigit())
     assert done == every > 1
     assert sorted(path.name for path in (tmp_path / "quick").iterdir()) == ["hints.csv", "hints.html", "hints.json"]

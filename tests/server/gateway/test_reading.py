@@ -222,7 +222,7 @@ def test_a_tokenizer_that_differs_is_found_out(
     one = text(random.Random(2), 900)
     with caplog.at_level(logging.WARNING):
         read(reader, openai.COMPLETIONS, prompt=one)
-    assert reader.differed == 1 and "read whole from now on" in caplog.text
+    assert reader.differed == 1 and "tokenized whole from now on" in caplog.text
     assert seen(read(reader, openai.COMPLETIONS, prompt=one)) == slow(prompting.local.encode(one))
 
 

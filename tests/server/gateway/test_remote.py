@@ -67,4 +67,4 @@ def test_an_index_that_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
             remote = gate.gateway.members.pools["odd"].remote
             assert remote is not None and remote.failures == 1 and "without a result" in remote.error
             gate.complete("x" * 40)
-        assert caplog.text.count("so load decides: it answered without a result") == 1
+        assert caplog.text.count("routed by load: it answered without a result") == 1

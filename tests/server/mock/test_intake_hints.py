@@ -114,7 +114,7 @@ def test_answers_can_be_worth_less(served: Served, config: dict[str, Any], found
     ("body", "why"),
     [
         ({"retention_directives": [{"priority": 101}]}, "0 to 100"),
-        ({"retention_directives": [{"start": 8, "end": 4, "priority": 1}]}, "one at least"),
+        ({"retention_directives": [{"start": 8, "end": 4, "priority": 1}]}, "at least one token"),
         ({"retention_directives": [{"priority": 1, "duration": -2}]}, "lasts from 0"),
         ({"retention_directives": "all"}, "array"),
         ({"kv_cache_retention_config": {"decode_retention_priority": -1}}, "0 to 100"),
