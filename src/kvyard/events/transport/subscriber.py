@@ -7,6 +7,7 @@ stays away for long loses batches to the socket's high-water mark, as with any s
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from types import TracebackType
 from typing import Any
@@ -33,6 +34,9 @@ FRAME_BYTES = 16 << 20
 """Most bytes of a message: a publisher that sends more is disconnected."""
 RECONNECT = SECOND
 """Time that ZeroMQ has to report that it reconnects by itself."""
+_THREAD = ThreadPoolExecutor(1, thread_name_prefix="events")
+"""Reads large messages: one at a time, as each may take a hundred MiB meanwhile, of which Python keeps what lies between
+objects that stay."""
 
 
 class SubscriberSockets:
@@ -227,11 +231,11 @@ async def _read(socket: Any) -> list[list[bytes]]:
 
 
 async def _prepare(subscription: Subscription, parts: Sequence[bytes], now: int, number: int | None = None) -> None:
-    """Have a large message read in a thread of its own, while others have their turn."""
+    """Have a large message read in a thread, while others have their turn."""
     if parts and len(parts[-1]) > LARGE:
         decoder = subscription.decoder_of(parts, now, number)
         if decoder is not None:
-            await asyncio.to_thread(decoder.prepare, parts[-1])
+            await asyncio.get_running_loop().run_in_executor(_THREAD, decoder.prepare, parts[-1])
 
 
 class Subscriber:
