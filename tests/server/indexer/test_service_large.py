@@ -103,7 +103,7 @@ def test_a_large_message_is_read_in_a_thread_though_it_is_the_first(monkeypatch:
         eventually(lambda: served.get("/workers")[0]["status"] == "active")
         wire.payload(large(4000))
         eventually(lambda: served.get("/workers")[0]["listeners"]["0"]["sequence"] == 0)
-        assert len(readers) == 1 and readers[0].name.startswith("asyncio_")
+        assert len(readers) == 1 and readers[0].name.startswith("events")
 
 
 def test_a_message_that_is_too_large_costs_the_connection_and_not_the_memory() -> None:
