@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 import subprocess
 import sys
 import threading
+import warnings
 from pathlib import Path
 
 import pytest
@@ -66,6 +68,34 @@ def test_an_end_is_seen_at_once_and_so_is_the_last_client_that_goes() -> None:
         writer.close()
 
     asyncio.run(asyncio.wait_for(served(), 60))
+
+
+@pytest.mark.parametrize("dies", [False, True])
+@pytest.mark.parametrize("turns", range(4))
+def test_connections_that_are_accepted_as_the_server_ends_are_closed(turns: int, dies: bool) -> None:
+    pytest.importorskip("httptools", reason="needs kvyard[server]")
+    bound = listen("127.0.0.1", 0)
+    clients = [socket.socket() for _ in range(5)]
+
+    async def served() -> None:
+        server = HttpServer(Waiting(), bound)
+        await server.start()
+        for client in clients:
+            client.connect(bound.getsockname())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        if dies:
+            server.die()
+        await server.stop()
+
+    gc.collect()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", ResourceWarning)
+        asyncio.run(served())
+        gc.collect()
+    for client in clients:
+        client.close()
+    assert [str(warning.message) for warning in caught] == []
 
 
 class Waiting:

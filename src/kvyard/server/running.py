@@ -32,6 +32,10 @@ MOST_FILES = 1 << 20
 """Limit of open files if the system has none."""
 CUT_SECONDS = 1.0
 """Seconds for which requests that are cut off may report it to their clients."""
+ACCEPT_TURNS = 4
+"""Turns of the loop after which asyncio has reported every connection that it accepted: a task of its own opens the
+transport, which reports itself in the next turn.
+"""
 
 
 def listen(host: str, port: int, *, shared: bool = False) -> socket.socket:
@@ -229,21 +233,27 @@ class HttpServer:
         await self.wait()
         if self._hurried.is_set():
             self._reset()  # connections accepted during ``die``
+            await pause()
 
     def hurry(self) -> None:
         """Stop waiting for requests in flight."""
         self._hurried.set()
 
     def die(self) -> None:
-        """Refuse and reset all connections immediately; ``stop`` then ends the rest."""
-        self._close()
+        """Reset all connections immediately, and accept no more; ``stop`` then ends the rest."""
+        self._accept_no_more()
         self._reset()
         self._hurried.set()
         self.end()
 
     async def _end_when_asked(self) -> None:
         await self._asked.wait()
-        self._close()
+        self._accept_no_more()
+        for _ in range(ACCEPT_TURNS):  # asyncio loses connections that it has accepted, but not reported, at ``close``
+            await pause()
+        if self._server is not None:
+            self._server.close()
+        self._bound.close()
         state = self._state
         state.ending = True
         idle = asyncio.Event()
@@ -271,10 +281,9 @@ class HttpServer:
             connection.transport.close()
         await pause()  # lets the loop close them
 
-    def _close(self) -> None:
-        if self._server is not None:
-            self._server.close()
-        self._bound.close()
+    def _accept_no_more(self) -> None:
+        if self._loop is not None and self._bound.fileno() >= 0:
+            self._loop.remove_reader(self._bound)
 
     def _reset(self) -> None:
         for connection in list(self._state.connections):
