@@ -424,17 +424,22 @@ def test_sglangs_prefill_engine_fails() -> None:
     def room(body: bytes) -> int:
         return int(json.loads(body)["bootstrap_room"])
 
+    def fails_late(head: str, body: bytes) -> Sequence[bytes]:
+        eventually(lambda: room(body) in rooms)  # else the decode engine may never see this room
+        return fails(head, body)
+
     def meets(head: str, body: bytes) -> Sequence[bytes]:
         computed.add(room(body))
         return computes(head, body)
 
     def waits(head: str, body: bytes) -> Sequence[bytes]:
-        rooms.append(room(body))
-        while rooms[-1] not in computed and not over.wait(0.01):
+        own = room(body)
+        rooms.append(own)
+        while own not in computed and not over.wait(0.01):
             pass
         return [] if over.is_set() else answers(head, body)
 
-    with scripted([fails, meets], [waits], disaggregation={"transfer": "sglang"}) as (gated, engines):
+    with scripted([fails_late, meets], [waits], disaggregation={"transfer": "sglang"}) as (gated, engines):
         for _ in range(2):  # in turn: one of them meets the one that fails
             ask(gated)
         assert len(engines[0].requests) >= 1 and len(engines[1].requests) == 2
