@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import venv
 from collections.abc import Callable
 from pathlib import Path
 
@@ -53,6 +54,13 @@ def test_a_program_that_is_no_python_is_a_sentence(hunt: Hunt, tmp_path: Path) -
     code, said = hunt(python_that_says(tmp_path, "hello", 3))
     assert code == 2
     assert "the search ended with exit code 3" in said
+
+
+def test_a_python_without_our_dependencies_is_a_sentence(hunt: Hunt, tmp_path: Path) -> None:
+    venv.create(tmp_path / "bare", symlinks=True)
+    code, said = hunt(str(tmp_path / "bare" / "bin" / "python"))
+    assert code == 2
+    assert "exit code 1: ModuleNotFoundError: No module named 'msgspec'; install kvyard's dependencies where" in said
 
 
 def test_a_file_as_folder_is_refused(hunt: Hunt, tmp_path: Path) -> None:

@@ -5,9 +5,12 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+from collections import deque
+from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import IO, Annotated, Any
 
 import typer
 
@@ -78,8 +81,9 @@ def _hunt(engine: Hunted, python: Path, out: Path, seconds: float, seed: int, qu
             command,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
             text=True,
+            errors="replace",
         )
     except OSError as bad:
         raise KvyardError(
@@ -88,8 +92,12 @@ def _hunt(engine: Hunted, python: Path, out: Path, seconds: float, seed: int, qu
     result: dict[str, Any] | None = None
     clock = WallClock()
     began = clock.now()
+    last: deque[str] = deque(maxlen=1)
     with process:
-        assert process.stdout is not None
+        assert process.stdout is not None and process.stderr is not None
+        # Read all the time: an engine that logs to a full pipe would stop.
+        reader = threading.Thread(target=_read_last, args=(process.stderr, last), daemon=True)
+        reader.start()
         try:
             for text in process.stdout:
                 try:
@@ -105,6 +113,7 @@ def _hunt(engine: Hunted, python: Path, out: Path, seconds: float, seed: int, qu
             # A terminal interrupts both; a signal to this process alone must reach the search, which saves its state.
             process.send_signal(signal.SIGINT)
             raise
+        reader.join()
     if errors:
         hint = (
             "" if "hunt of" in errors[0] or "state of a hunt" in errors[0] else ": name one that has it with --python"
@@ -113,5 +122,16 @@ def _hunt(engine: Hunted, python: Path, out: Path, seconds: float, seed: int, qu
     if process.returncode == 130:
         raise KeyboardInterrupt
     if result is None:
-        raise KvyardError(f"the search ended with exit code {process.returncode}: run {' '.join(command)} to see why")
+        why = "".join(last) or f"run {' '.join(command)} to see why"
+        if "ModuleNotFoundError" in why:
+            why += f"; install kvyard's dependencies where {python} finds them"
+        raise KvyardError(f"the search ended with exit code {process.returncode}: {why}")
     return result
+
+
+def _read_last(stream: IO[str], last: deque[str]) -> None:
+    """Read a stream to its end, and leave its last line that isn't empty in ``last``."""
+    with suppress(ValueError):  # closed after an interrupt
+        while line := stream.readline(1000):
+            if line.strip():
+                last.append(line.strip())
