@@ -28,8 +28,8 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 MODULES = {
     ".": "integers",
-    "blocks": "agreement attention/window cache_map coordinator eviction/lru eviction/quota eviction/radix extent group ledger "
-    "manager pool radix registration request rule spans step table",
+    "blocks": "agreement attention/window cache_map coordinator eviction/lru eviction/quota eviction/radix extent group holds "
+    "ledger manager pool radix registration request rule spans step table tree_eviction",
     "engine": "core decode_batch decode_blocks handovers horizon job lifecycle load_source loads passes queue scheduler "
     "stores policies/chunks policies/maker policies/mixed policies/sglang_admission policies/sglang_budget "
     "policies/sglang_decoding policies/sglang_drafts policies/sglang_order policies/sglang_passes policies/sglang_queue "

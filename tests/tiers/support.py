@@ -103,8 +103,8 @@ class Worker:
     def evict_all(self) -> None:
         """Take every free block of the device and give it back: nothing cached is left there but what is held."""
         pool = self.manager.pool
-        held = pool.hold_new(pool.free, 0)
-        pool.end_hold(held)
+        held = pool.holds.take(pool.free, 0)
+        pool.holds.end(held)
 
     def check(self) -> None:
         self.offload.check_integrity()

@@ -43,7 +43,7 @@ class Side:
         cached = {key for _, key, _ in self.pool.cached_blocks()}
         assert self.mirror.held.get((0, Tier.G1), set()) == cached, "I4: the mirror is not the map"
         owned = [extent for request in self.manager.requests.values() for table in request.tables for extent in table]
-        check_pool(self.pool, Counter(owned + [extent for held in self.pool.holds for extent in held]))
+        check_pool(self.pool, Counter(owned + [extent for held in self.pool.holds.tables for extent in held]))
 
 
 class Pair:
@@ -103,7 +103,7 @@ def test_without_room_nothing_is_sent_and_nothing_held() -> None:
     pair = Pair(receiver=5)
     request = pair.sides["w0"].compute("r", range(40))
     assert not pair.send(0, "w0", request, 0, 5)
-    assert not pair.sides["w0"].pool.holds and pair.timeline.earliest() is None
+    assert not pair.sides["w0"].pool.holds.tables and pair.timeline.earliest() is None
     assert pair.send(0, "w0", request, 0, 4)
 
 
@@ -116,7 +116,7 @@ def test_a_worker_that_fails_mid_transfer_leaves_nothing_held(failing: str) -> N
     assert len(pair.link.inboxes["w1"]) == 1
     pair.timeline.fail(failing, 7_000)
     pair.check()
-    assert not pair.sides["w0"].pool.holds and not pair.sides["w1"].pool.holds
+    assert not pair.sides["w0"].pool.holds.tables and not pair.sides["w1"].pool.holds.tables
     assert pair.timeline.earliest() is None
     assert pair.sides["w1"].manager.lookup(Request("s", TokenChain(range(41), 4, HASH))).tokens == 12
 
@@ -148,10 +148,10 @@ def test_copies_between_workers_and_to_tiers_are_counted_separately() -> None:
     here.offload.tick(10_000)
     for worker in (here, there):
         worker.offload.check_integrity()
-        assert not worker.manager.pool.holds
-    stray = there.manager.pool.hold_new(2, 0)
+        assert not worker.manager.pool.holds.tables
+    stray = there.manager.pool.holds.take(2, 0)
     with pytest.raises(AssertionError, match="I6: a hold on the device without a copy"):
         there.offload.check_integrity()
-    there.manager.pool.end_hold(stray)
+    there.manager.pool.holds.end(stray)
     with pytest.raises(ConfigError, match="doesn't end at the device of w2"):
         Worker(tiers(), name="w2").offload.connect(made)

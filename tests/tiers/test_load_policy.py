@@ -209,7 +209,7 @@ def test_a_fetch_that_comes_too_late_is_left() -> None:
     compute(offload, request, later)
     offload.tick(later + 5000 * MS)
     offload.check_integrity()
-    assert not any(tier.store.pool.holds for tier in offload.tiers)
+    assert not any(tier.store.pool.holds.tables for tier in offload.tiers)
 
 
 # -- refusals ---------------------------------------------------------------------------------------------------------

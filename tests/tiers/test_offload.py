@@ -295,7 +295,7 @@ def test_a_match_makes_all_of_it_recent_also_what_the_device_has_itself() -> Non
         )
         worker.settle()
     pool = worker.manager.pool
-    pool.end_hold(pool.hold_new(pool.free - 15, 0))  # of the first one its five last blocks are gone
+    pool.holds.end(pool.holds.take(pool.free - 15, 0))  # of the first one its five last blocks are gone
     again = worker.make("again", range(41))
     outcome = worker.onboard(again, 60_000)
     assert (outcome.step, outcome.tokens) == (LoadStep.STARTED, 20)
@@ -317,7 +317,7 @@ def test_copied_blocks_are_released_in_reverse() -> None:
     worker.finish(worker.run("a", range(41), now=0), 1)
     worker.settle()  # only now the copy lets go
     pool = worker.manager.pool
-    pool.end_hold(pool.hold_new(pool.free - 12, 0))
+    pool.holds.end(pool.holds.take(pool.free - 12, 0))
     worker.check()
     assert (worker.held(Tier.G1, 0), worker.held(Tier.G1, 1)) == (10, 2)
 

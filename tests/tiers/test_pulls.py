@@ -14,7 +14,7 @@ from tests.tiers.support import BLOCK, Worker, tiers
 from tests.tiers.test_store_content import NARROW, loose, spec
 
 from kvyard.blocks import GroupSpec, Request
-from kvyard.blocks.pool import Pool
+from kvyard.blocks.holds import Holds
 from kvyard.blocks.table import BlockTable
 from kvyard.events.types import Tier
 from kvyard.tiers import LoadStep, offload
@@ -346,17 +346,17 @@ def test_for_a_long_time(name):
 @pytest.mark.parametrize("device", [False, True], ids=["host", "device"])
 def test_a_source_that_lets_go_too_early_is_noticed(monkeypatch, device):
     """The check above can fail: here a source may evict what is read."""
-    end_hold = Pool.end_hold
+    end = Holds.end
     hold = PeerPages.hold
 
-    def end_hold_if_held(self: Pool, held: BlockTable) -> None:
-        if held in self.holds:
-            end_hold(self, held)
+    def end_if_held(self: Holds, held: BlockTable) -> None:
+        if held in self.tables:
+            end(self, held)
 
     def hasty(self: PeerPages, piece: PageRange) -> BlockTable:
         return loose(self.pool, hold(self, piece))
 
-    monkeypatch.setattr(Pool, "end_hold", end_hold_if_held)
+    monkeypatch.setattr(Holds, "end", end_if_held)
     monkeypatch.setattr(PeerPages, "hold", hasty)
     with pytest.raises(Corrupted):
         for seed in range(10):

@@ -97,7 +97,7 @@ def test_room_for_all_or_for_nothing() -> None:
     assert store.reserve([PageRange(0, chain(2), 0, 5)]) is None
     assert (here(store, one), store.pool.free) == before and not store.on_the_way(0, chain(2).keys, 10)
     assert put(store, chain(2), 0, 4)
-    store.pool.end_hold(kept)
+    store.pool.holds.end(kept)
     assert put(store, chain(3), 0, 5)
     store.check_integrity()
 
@@ -132,7 +132,7 @@ def test_held_extents_can_be_split_by_others_and_are_released_whole() -> None:
     assert put(store, chain(2, common=6), 6, 10)  # splits the stretch at six
     assert [len(extent.ids) for extent in held] == [4, 3]
     store.check_integrity()
-    store.pool.end_hold(held)
+    store.pool.holds.end(held)
     assert store.pool.free == 20
     store.check_integrity()
 

@@ -12,6 +12,7 @@ from tests.tiers.support import link, tiers
 
 from kvyard.blocks import GroupSpec
 from kvyard.blocks.extent import Extent
+from kvyard.blocks.holds import Holds
 from kvyard.blocks.pool import Pool
 from kvyard.blocks.table import BlockTable
 from kvyard.tiers.layout import PageLayout
@@ -133,20 +134,20 @@ def loose(pool: Pool, held: BlockTable) -> BlockTable:
     ghost = BlockTable()
     for extent in held:
         ghost.append(Extent(list(extent.ids), extent.start))
-    pool.end_hold(held)
+    pool.holds.end(held)
     return ghost
 
 
 @pytest.fixture
 def forgiving(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pool that doesn't mind being given back what isn't held."""
-    end_hold = Pool.end_hold
+    end = Holds.end
 
-    def end_hold_if_held(self: Pool, held: BlockTable) -> None:
-        if held in self.holds:
-            end_hold(self, held)
+    def end_if_held(self: Holds, held: BlockTable) -> None:
+        if held in self.tables:
+            end(self, held)
 
-    monkeypatch.setattr(Pool, "end_hold", end_hold_if_held)
+    monkeypatch.setattr(Holds, "end", end_if_held)
 
 
 @pytest.mark.source
@@ -186,7 +187,7 @@ def test_a_store_that_is_found_before_it_has_landed(monkeypatch: pytest.MonkeyPa
 
     def landed(self: TierStore, piece: Any, held: BlockTable, keep: bool = False, use: Any = None) -> None:
         if not keep:
-            self.pool.end_hold(held)
+            self.pool.holds.end(held)
 
     monkeypatch.setattr(TierStore, "reserve", hasty)
     monkeypatch.setattr(TierStore, "land", landed)

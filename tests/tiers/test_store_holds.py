@@ -22,7 +22,7 @@ def cached(eviction: str = "lru") -> BlockManager:
 def test_a_hold_keeps_blocks_out_of_the_line_though_others_split_them() -> None:
     manager = cached()
     pool = manager.pool
-    held = pool.hold(list(pool.order))
+    held = pool.holds.pin(list(pool.order))
     assert pool.free == 9
     other = make(manager, "b", [*range(20), *[7] * 8])
     assert run(manager, other)  # hits five of the ten
@@ -32,15 +32,15 @@ def test_a_hold_keeps_blocks_out_of_the_line_though_others_split_them() -> None:
     manager.free(other)
     manager.check_integrity()
     assert pool.free == 9
-    pool.end_hold(held)
+    pool.holds.end(held)
     manager.check_integrity()
     assert pool.free == 19
 
 
 def test_a_hold_that_nobody_knows_of_is_found() -> None:
     manager = cached()
-    manager.pool.hold(list(manager.pool.order))
-    manager.pool.holds.clear()
+    manager.pool.holds.pin(list(manager.pool.order))
+    manager.pool.holds.tables.clear()
     with pytest.raises(AssertionError, match="I2"):
         manager.check_integrity()
 
@@ -52,10 +52,10 @@ def test_released_blocks_are_evicted_next_and_can_be_hit(eviction: str) -> None:
     pool = manager.pool
     before = list(pool.line())
     (first, *_) = pool.order
-    held = pool.hold([first])
+    held = pool.holds.pin([first])
     assert first.ids[-1] not in pool.line()
     pool.split(first, 4)  # somebody else's doing
-    pool.cancel_hold(held)
+    pool.holds.cancel(held)
     assert list(pool.line()) == before
     manager.check_integrity()
     assert manager.lookup(make(manager, "c", range(40))).tokens == 36
@@ -64,10 +64,10 @@ def test_released_blocks_are_evicted_next_and_can_be_hit(eviction: str) -> None:
 def test_released_blocks_stay_with_a_request_that_hit_them_meanwhile() -> None:
     manager = cached()
     pool = manager.pool
-    held = pool.hold(list(pool.order))
+    held = pool.holds.pin(list(pool.order))
     request = make(manager, "b", range(40))
     assert run(manager, request)
-    pool.cancel_hold(held)
+    pool.holds.cancel(held)
     manager.check_integrity()
     # The last block of a prompt is computed again: of the old one nobody is left but the line.
     assert pool.free == 9 and len(list(pool.order)) == 1
@@ -76,12 +76,12 @@ def test_released_blocks_stay_with_a_request_that_hit_them_meanwhile() -> None:
 def test_new_blocks_for_what_a_transfer_brings() -> None:
     manager = cached()
     pool = manager.pool
-    held = pool.hold_new(12, 3)
+    held = pool.holds.take(12, 3)
     assert (held.extents[0].start, held.extents[0].stop, pool.free, pool.unnamed) == (3, 15, 7, 0)
     manager.check_integrity()
     with pytest.raises(ValueError, match="cannot take 8 blocks"):
-        pool.hold_new(8, 0)
-    pool.end_hold(held)
+        pool.holds.take(8, 0)
+    pool.holds.end(held)
     check_pool(pool, Counter())
     assert pool.unnamed == 12
 

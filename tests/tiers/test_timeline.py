@@ -413,7 +413,7 @@ def test_a_failed_worker_leaves_nothing_behind_in_a_shared_host() -> None:
     while (at := fleet.timeline.earliest()) is not None:
         fleet.timeline.advance(at)
     fleet.timeline.check_integrity()
-    assert store.pool.free == 20 and not store.pool.holds and not store.reserved
+    assert store.pool.free == 20 and not store.pool.holds.tables and not store.reserved
     assert one.offload.counters.tiers[0].stores.submitted == submitted
     late = two.make("late", range(41))
     assert two.onboard(late, 10**9).step is LoadStep.STARTED  # what was under way landed, for whoever wants it

@@ -48,11 +48,10 @@ class HostPages:
         """``threshold``: inserts after which a node is copied to the host; ``None``: when the device evicts it (write-back).
         ``announce`` is called with every node that was copied, ``flush`` to have ``writes`` carried out at once.
         """
-        assert host.radix is not None
         self.device = device
         self.pool = host
         self.map = host.maps[0]
-        self.order: RadixOrder = host.radix
+        self.order: RadixOrder = host.radix.order
         self.threshold = threshold
         self.writes_back = threshold is None
         self._announce = announce
@@ -70,15 +69,15 @@ class HostPages:
         """Called with every node that was copied, if there is storage behind the host."""
         self.locks: set[BlockTable] = set()
         """What is held for storage."""
-        device.demoting = self._demote
+        device.radix.demoting = self._demote
         if threshold is None:
-            device.retiring = self._retire
+            device.radix.retiring = self._retire
 
     def open_windows(self, windows: WindowPages, pages: int) -> None:
         """Keep window pages, too, ``pages`` at most."""
         self.windows = windows
-        windows.host = HostWindows(pages, self.pool.evict_leaf)
-        self.pool.retiring = self._discard_windows
+        windows.host = HostWindows(pages, self.pool.radix.evict_leaf)
+        self.pool.radix.retiring = self._discard_windows
 
     def _discard_windows(self, node: Node) -> None:
         """Discard window pages of ``node``, which the host is about to evict."""
@@ -131,7 +130,7 @@ class HostPages:
             self._write(node, None, self._hold_path(node), missing)
 
     def _hold_path(self, node: Node) -> BlockTable:
-        return self.device.hold([step.copies[0] for step in path_to(node)])
+        return self.device.holds.pin([step.copies[0] for step in path_to(node)])
 
     def _window_room_for(self, nodes: list[Node]) -> bool:
         """Make room on the host for the window pages of ``nodes``. Returns true if there is."""
@@ -145,7 +144,7 @@ class HostPages:
         pool = self.pool
         if self._duplicates and pool.unnamed < pages:
             self._reclaim(pages)
-        pool.make_room(pages)
+        pool.radix.make_room(pages)
         if pool.unnamed < pages:
             return None
         extent = Extent(pool.take(pages), node.start)
@@ -161,7 +160,7 @@ class HostPages:
             assert extent.node is not None
             self.map.detach(extent.node, node.chain)
             pages = node.stop - node.start
-        host = self.pool.hold([extent] if extent is not None else [])
+        host = self.pool.holds.pin([extent] if extent is not None else [])
         if self.windows is None:
             self.writes.append(PageCopy(held, host, pages))
             return
@@ -183,7 +182,7 @@ class HostPages:
         for covered in (*windows, node):
             part_of(covered.copies[0]).writing = self._numbers
         lock = (node, self.windows.lock(node))
-        self.writes.append(PageCopy(held, host, pages, self.pool.hold(again), lock, self._numbers))
+        self.writes.append(PageCopy(held, host, pages, self.pool.holds.pin(again), lock, self._numbers))
 
     def written(self, copy: PageCopy) -> None:
         """Finish a copy to the host."""
@@ -208,7 +207,7 @@ class HostPages:
         if extent is None:
             return
         self.map.enter_below(path_to(node), extent)
-        self._write(node, extent, self.device.hold([]), [])
+        self._write(node, extent, self.device.holds.pin([]), [])
         self._flush()
         assert extent.node is not None
         self.note(extent.node)
@@ -264,18 +263,18 @@ class HostPages:
         pages += self.pool.unnamed
         if self._duplicates:
             self._reclaim(pages)
-        self.pool.make_full_room(pages)
+        self.pool.radix.make_full_room(pages)
 
     def lock(self, node: Node) -> BlockTable:
         """Hold ``node`` of the host while storage needs it."""
-        held = self.pool.hold([node.copies[0]])
+        held = self.pool.holds.pin([node.copies[0]])
         self.locks.add(held)
         return held
 
     def unlock(self, held: BlockTable) -> None:
         """End a ``lock``."""
         self.locks.remove(held)
-        self.pool.end_hold(held)
+        self.pool.holds.end(held)
 
     # -- to the device ----------------------------------------------------------------------------------------------
 
@@ -291,10 +290,10 @@ class HostPages:
         if copy.window is not None:
             assert self.windows is not None
             self.windows.unlock(*copy.window)
-        self.device.end_hold(copy.device)
-        self.pool.end_hold(copy.host)
+        self.device.holds.end(copy.device)
+        self.pool.holds.end(copy.host)
         if copy.again is not None:
-            self.pool.end_hold(copy.again)
+            self.pool.holds.end(copy.again)
 
 
 def path_to(node: Node) -> list[Node]:

@@ -41,7 +41,7 @@ def check_manager(pool: Pool, requests: Iterable[Request]) -> None:
         counted = states.free + states.evictable + states.protected + own
         assert counted == states.size, f"I2: {counted} state slots are somewhere, of {states.size}"
     references.update(pool.pinned)
-    for held in pool.holds:
+    for held in pool.holds.tables:
         references.update(held)
     check_pool(pool, references)
 

@@ -450,7 +450,7 @@ class BlockManager:
         tables = request.tables
         for group, table in zip(self.groups, tables):
             group.note_use(request, group.let_chain_go(request, table))
-        self.pool.holds.update(tables)
+        self.pool.holds.tables.update(tables)
         request.tables = []
         request.running = False
         request.forget_limits()
@@ -458,7 +458,7 @@ class BlockManager:
 
     def release_detached(self, tables: Sequence[BlockTable]) -> None:
         """Give blocks back that ``detach`` kept: all groups at once, so the last group's go before the first's."""
-        self.pool.holds.difference_update(tables)
+        self.pool.holds.tables.difference_update(tables)
         self.pool.release([extent for table in tables for extent in table.settle()])
 
     def preempt(self, request: Request) -> None:
@@ -528,7 +528,7 @@ class BlockManager:
             for table in request.tables:
                 for extent in table:
                     counts.update(dict.fromkeys(extent.ids, extent.refs))
-        for extent in (*self.pool.pinned, *(extent for held in self.pool.holds for extent in held)):
+        for extent in (*self.pool.pinned, *(extent for held in self.pool.holds.tables for extent in held)):
             counts.update(dict.fromkeys(extent.ids, extent.refs))
         return counts
 

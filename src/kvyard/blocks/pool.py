@@ -15,12 +15,13 @@ from kvyard.blocks.eviction.learning import LearningOrder
 from kvyard.blocks.eviction.lru import LruOrder
 from kvyard.blocks.eviction.quota import QuotaOrder
 from kvyard.blocks.eviction.radix import RadixOrder
-from kvyard.blocks.extent import Extent, Node
+from kvyard.blocks.extent import Extent
+from kvyard.blocks.holds import Holds
 from kvyard.blocks.ledger import NOBODY, Ledger
 from kvyard.blocks.quotas import Quotas
 from kvyard.blocks.spec import ConfigError
 from kvyard.blocks.state_slots import StateSlots
-from kvyard.blocks.table import BlockTable
+from kvyard.blocks.tree_eviction import TreeEviction
 from kvyard.blocks.window_pages import WindowPages
 from kvyard.events.types import Sink, Tier
 from kvyard.hashing import Key, Run
@@ -64,14 +65,11 @@ class Pool:
         self.num_blocks = num_blocks
         self.sink = sink
         self.tier = tier
-        self.radix = RadixOrder(radix.eviction) if radix is not None else None
-        """The eviction order again, if it is that of a radix tree."""
+        self.tree = TreeEviction(self, RadixOrder(radix.eviction)) if radix is not None else None
+        """How leaves are evicted, if cached blocks are a radix tree."""
+        self._radix = self.tree.order if self.tree is not None else None
         self.windows = radix.windows if radix is not None else None
         self.states = radix.states if radix is not None else None
-        self.demoting: Callable[[Node], None] | None = None
-        """Called with every node of a radix tree that was evicted, if host memory may hold it."""
-        self.retiring: Callable[[Node], None] | None = None
-        """Called with every node of a radix tree that is about to be evicted, if host memory gets it then."""
         self._now = now
         self.ledger: Ledger | None = None
         """Blocks by account, once it is opened (``open_ledger``)."""
@@ -84,7 +82,7 @@ class Pool:
                 )
             self.ledger = Ledger(now)
             self.quota = QuotaOrder(quotas, self.ledger, num_blocks - 1, eviction, now, eviction_options)
-        self.order: EvictionOrder = self.radix or self.quota or make_order(eviction, now, eviction_options)
+        self.order: EvictionOrder = self._radix or self.quota or make_order(eviction, now, eviction_options)
         self.learner = self.order if isinstance(self.order, LearningOrder) else None
         """The eviction policy again, if it learns from uses."""
         self._lru = self.order if isinstance(self.order, LruOrder) else None
@@ -94,8 +92,7 @@ class Pool:
         """Number of blocks that can be taken: unnamed ones and cached ones without a reference."""
         self.pinned: Counter[Extent] = Counter()
         """References of pending copies."""
-        self.holds: set[BlockTable] = set()
-        """Blocks held by transfers, each transfer as a table, since others may split an extent while it is held."""
+        self.holds = Holds(self)
         self.evicted = 0
         """Cached blocks evicted so far."""
         # Free blocks that cache nothing and were used before, the next to be handed out last. After them come the blocks from
@@ -116,6 +113,12 @@ class Pool:
         """Share of blocks that are held, 0 to 1."""
         usable = self.num_blocks - 1
         return 1.0 - self.free / usable if usable else 0.0
+
+    @property
+    def radix(self) -> TreeEviction:
+        """Return how leaves of its radix tree are evicted. It must have one."""
+        assert self.tree is not None
+        return self.tree
 
     def open_ledger(self) -> Ledger:
         """Return the pool's ledger, opened now if it wasn't: blocks in use before that are charged to nobody."""
@@ -157,8 +160,8 @@ class Pool:
             self._fresh = upto
         left = count - len(taken)
         if left:
-            if self.radix is not None:
-                self.make_room(left)
+            if self.tree is not None:
+                self.tree.make_room(left)
                 loose = self._loose
                 cut = len(loose) - left
                 taken += loose[: cut - 1 : -1] if cut else loose[::-1]
@@ -183,79 +186,6 @@ class Pool:
                 self._loose += freed
         quota.due.clear()
 
-    def make_room(self, count: int) -> None:
-        """Evict leaves of the radix tree until ``count`` free blocks cache nothing, or no leaf is left; then window pages until
-        as many of those are free.
-        """
-        if self.radix is None:
-            return
-        self.make_full_room(count)
-        if self.windows is not None:
-            self.make_window_room(count)
-
-    def make_full_room(self, count: int) -> None:
-        """Evict leaves of the radix tree until ``count`` free blocks cache nothing, or no leaf is left."""
-        radix = self.radix
-        assert radix is not None
-        fresh = self.num_blocks - self._fresh
-        while len(self._loose) + fresh < count:
-            extent = radix.first()
-            if extent is None:
-                break
-            self._evict_leaf(extent, radix)
-
-    def make_window_room(self, count: int) -> None:
-        """Evict window pages until ``count`` are free, whole nodes where they are leaves, or none is left to evict."""
-        assert self.windows is not None
-        self._make_room(self.windows, count)
-
-    def make_state_room(self, count: int) -> None:
-        """Evict states until ``count`` slots are free, whole nodes where they are leaves, or none is left to evict."""
-        assert self.states is not None
-        self._make_room(self.states, count)
-
-    def _make_room(self, parts: WindowPages | StateSlots, count: int) -> None:
-        while parts.free < count:
-            extent = parts.first()
-            if extent is None:
-                return
-            assert extent.node is not None
-            if extent.refs or extent.node.kids:
-                parts.evict(extent)
-            else:
-                self.evict_leaf(extent)
-
-    def evict_leaf(self, extent: Extent) -> None:
-        """Evict a leaf of the radix tree that nobody holds."""
-        assert self.radix is not None
-        self._evict_leaf(extent, self.radix)
-
-    def _evict_leaf(self, extent: Extent, radix: RadixOrder) -> None:
-        node = extent.node
-        assert node is not None
-        if self.retiring is not None:
-            self.retiring(node)
-        parent = node.parent
-        while parent is not None and not parent.copies:
-            parent = parent.parent  # a hole is removed with the nodes behind it
-        if self.windows is not None:
-            self.windows.evict(extent)
-        if self.states is not None:
-            self.states.evict(extent)
-        self._dequeue(extent)
-        self.unname(extent)
-        extent.forget_neighbours()
-        if self.demoting is not None:
-            extent.history = None
-            self.demoting(node)
-        self._loose += extent.ids
-        self.evicted += len(extent.ids)
-        if self.ledger is not None:
-            self.ledger.charge(extent.account, -len(extent.ids))
-        extent.ids = []
-        if parent is not None and not parent.kids:
-            radix.expose(parent.copies[0])
-
     def discard(self, extent: Extent) -> None:
         """Unregister a cached extent that has one reference, and free its blocks."""
         assert extent.refs == 1, f"{extent} is discarded"
@@ -264,10 +194,15 @@ class Pool:
         self.unname(extent)
         extent.forget_neighbours()
         self.free += len(extent.ids)
-        self.evicted += len(extent.ids)
+        self.vacate(extent)
+
+    def vacate(self, extent: Extent) -> None:
+        """Count an unregistered extent as evicted: its blocks, which are free, cache nothing from now on."""
+        ids = extent.ids
+        self.evicted += len(ids)
         if self.ledger is not None:
-            self.ledger.charge(extent.account, -len(extent.ids))
-        self._loose += extent.ids
+            self.ledger.charge(extent.account, -len(ids))
+        self._loose += ids
         extent.ids = []
 
     def _evict(self, wanted: int, taken: list[int], account: int, only: int | None = None) -> None:
@@ -320,7 +255,7 @@ class Pool:
 
     def _dequeue(self, extent: Extent) -> None:
         """Remove a free extent from the eviction order."""
-        lru, radix = self._lru, self.radix
+        lru, radix = self._lru, self._radix
         if lru is not None:
             lru.remove(extent)
         elif radix is not None:
@@ -330,7 +265,7 @@ class Pool:
 
     def _enqueue(self, extent: Extent) -> None:
         """Add a free extent at the end of the eviction order."""
-        lru, radix = self._lru, self.radix
+        lru, radix = self._lru, self._radix
         if lru is not None:
             lru.push(extent)
         elif radix is not None:
@@ -372,24 +307,6 @@ class Pool:
         for extent in reversed(later):
             self._enqueue(extent)
 
-    def hold(self, extents: Iterable[Extent]) -> BlockTable:
-        """Pin ``extents`` for a transfer, until ``end_hold`` or ``cancel_hold``."""
-        held = BlockTable()
-        for extent in extents:
-            self.pin(extent)
-            held.append(extent)
-        self.holds.add(held)
-        return held
-
-    def hold_new(self, count: int, start: int, account: int = NOBODY) -> BlockTable:
-        """Take ``count`` blocks as the destination of a transfer, at positions from ``start`` on. Raises as ``take`` does."""
-        held = BlockTable()
-        extent = Extent(self.take(count, account), start)
-        extent.account = account
-        held.append(extent)
-        self.holds.add(held)
-        return held
-
     def cut(self, extents: Iterable[Extent], low: int, high: int) -> list[Extent]:
         """Return the ``extents``, in order of position, that lie in ``low`` to ``high``, split at both ends."""
         inside: list[Extent] = []
@@ -403,35 +320,6 @@ class Pool:
                     self.split(extent, low - start)
                 inside.append(self.split(extent, high - extent.start) if stop > high else extent)
         return inside
-
-    def end_hold(self, held: BlockTable) -> None:
-        """End a transfer: drop its references."""
-        self.holds.remove(held)
-        self.release(held.settle())
-
-    def cancel_hold(self, held: BlockTable) -> None:
-        """End a transfer that took ``held`` from the head of the eviction order: extents without a reference go back there."""
-        self.holds.remove(held)
-        for extent in held.settle():
-            extent.refs -= 1
-            if not extent.refs:
-                self.free += len(extent.ids)
-                if extent.cached:
-                    self.order.push_front(extent)
-                else:
-                    self._loose += extent.ids
-                    extent.forget_neighbours()
-                    if self.ledger is not None:
-                        self.ledger.charge(extent.account, -len(extent.ids))
-
-    def end_move(self, held: BlockTable) -> None:
-        """End a transfer that moved ``held`` elsewhere: free blocks without another reference."""
-        self.holds.remove(held)
-        for extent in held.settle():
-            if extent.refs == 1:
-                self.discard(extent)
-            else:
-                extent.refs -= 1
 
     @property
     def unnamed(self) -> int:

@@ -45,9 +45,7 @@ class RadixGroup(Group):
     @property
     def order(self) -> RadixOrder:
         """The tree's eviction policy."""
-        radix = self.pool.radix
-        assert radix is not None
-        return radix
+        return self.pool.radix.order
 
     def chain_of(self, request: Request) -> Chain:
         if self.pairs:
@@ -310,15 +308,15 @@ class RadixGroup(Group):
         found = hit.groups[0].parts()
         nodes = [*found, *beyond.through]
         pages = sum([node.stop - node.start for node in beyond.nodes])
-        held = pool.hold([node.copies[0] for node in nodes])
-        on_host = host.pool.hold([node.copies[0] for node in beyond.nodes])
+        held = pool.holds.pin([node.copies[0] for node in nodes])
+        on_host = host.pool.holds.pin([node.copies[0] for node in beyond.nodes])
         # Where the hit ends, and where it will end.
         locked = [*windows.hold(found), *windows.hold([*nodes, *beyond.nodes])] if windows is not None else []
-        pool.make_full_room(pages)
+        pool.radix.make_full_room(pages)
         fits = pool.unnamed >= pages
         window_pages = sum([node.stop - node.start for node in beyond.windows])
         if fits and windows is not None:
-            pool.make_window_room(window_pages)
+            pool.radix.make_window_room(window_pages)
             fits = windows.free >= window_pages
         if windows is not None:
             windows.end_hold(locked)
@@ -477,11 +475,11 @@ class RadixGroup(Group):
         pool, states, nodes = self.pool, self.pool.states, hit.groups[0].parts()
         assert states is not None
         if not states.free:
-            path = pool.hold([node.copies[0] for node in nodes])
+            path = pool.holds.pin([node.copies[0] for node in nodes])
             states.lock(nodes[-1])
-            pool.make_state_room(1)
+            pool.radix.make_state_room(1)
             states.unlock(nodes[-1])
-            pool.end_hold(path)
+            pool.holds.end(path)
         assert states.free, "no state can be evicted"
         states.free -= 1
 
@@ -501,7 +499,7 @@ class RadixGroup(Group):
         if finished:
             held.slots -= 1
             return
-        self.pool.make_state_room(1)
+        self.pool.radix.make_state_room(1)
         assert states.free, "no state can be evicted"
         states.free -= 1
 

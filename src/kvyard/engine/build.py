@@ -131,7 +131,7 @@ def _lower_tiers(
             raise ConfigError(f"{name or 'an engine'} without lower tiers has no use for a Timeline")
         return None
     assert config.bytes_per_block is not None
-    tree = radix_tree(config) if manager.pool.radix is not None else None
+    tree = radix_tree(config) if manager.pool.tree is not None else None
     if tree is not None:
         return HiCache(
             manager,

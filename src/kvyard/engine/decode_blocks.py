@@ -123,7 +123,7 @@ class DecodeBlocks:
             if self.headroom and until - 1 > self._roomy:
                 # What the last of these passes evicts for includes what those before it do.
                 self._take_before(until - 1)
-                self._manager.pool.make_room(batch.count)
+                self._manager.pool.radix.make_room(batch.count)
                 self._roomy = until - 1
             self._take_before(until)
             return until
@@ -142,7 +142,7 @@ class DecodeBlocks:
 
     def make_headroom(self) -> None:
         """Evict until there is a block for every job in the pass ``tick`` (``headroom``)."""
-        self._manager.pool.make_room(self._batch.count)
+        self._manager.pool.radix.make_room(self._batch.count)
         self._roomy = self._batch.tick
 
     def _take_before(self, tick: int) -> None:

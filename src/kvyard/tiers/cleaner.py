@@ -228,7 +228,7 @@ class Cleaner:
                 if extent.start < piece.start:
                     pool.split(extent, piece.start - extent.start)
                 part = pool.split(extent, piece.stop - piece.start) if extent.stop > piece.stop else extent
-                tables.append(pool.hold([part]))
+                tables.append(pool.holds.pin([part]))
             near.append(tables)
         self.storer.send(0, batches, near, far, now, returns=True)
         self.cohorts += 1

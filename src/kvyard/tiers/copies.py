@@ -167,7 +167,7 @@ class LinkedTier(CopyQueue):
         if copy.inward:
             # A request that has gone meanwhile leaves what it loaded nowhere but here.
             pool = self.store.pool
-            release = pool.end_move if copy.moves and copy.request is not None else pool.end_hold
+            release = pool.holds.end_move if copy.moves and copy.request is not None else pool.holds.end
             for held in copy.far:
                 release(held)
             return
@@ -186,7 +186,9 @@ class LinkedTier(CopyQueue):
         """Raise ``AssertionError`` unless every copy in flight holds what it reads or fills, and the store is sound."""
         for transfer, copy in self.in_flight.items():
             for held in copy.far:
-                assert held in self.store.pool.holds, f"I6: {transfer} has released its pages in {self.store.tier.name}"
+                assert held in self.store.pool.holds.tables, (
+                    f"I6: {transfer} has released its pages in {self.store.tier.name}"
+                )
         self.store.check_integrity()
         self.link.check_integrity()
 
@@ -247,8 +249,8 @@ class WorkerLink(CopyQueue):
         count = piece.stop - piece.start
         if count > target.free:
             return None
-        sent = source.hold(source.cut(extents, piece.start, piece.stop))
-        received = target.hold_new(count, piece.start)
+        sent = source.holds.pin(source.cut(extents, piece.start, piece.stop))
+        received = target.holds.take(count, piece.start)
         near, far = (sent, received) if out else (received, sent)
         direction = Direction.OUT if out else Direction.IN
         inbox = self.inboxes[self.ends[1] if out else self.ends[0]]
@@ -281,11 +283,13 @@ class WorkerLink(CopyQueue):
     def _release_copy(self, copy: Copy) -> None:
         for pool, tables in zip(self.pools, (copy.near, copy.far)):
             for held in tables:
-                pool.end_hold(held)
+                pool.holds.end(held)
 
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` unless every copy in flight holds both its ends (I6) and the link keeps I7."""
         for transfer, copy in self.in_flight.items():
             for name, pool, tables in zip(self.ends, self.pools, (copy.near, copy.far)):
-                assert all(held in pool.holds for held in tables), f"I6: {transfer} has released its blocks at {name}"
+                assert all(held in pool.holds.tables for held in tables), (
+                    f"I6: {transfer} has released its blocks at {name}"
+                )
         self.link.check_integrity()

@@ -217,7 +217,7 @@ class HiCache(Offload):
         """Raise ``AssertionError`` unless every page of the host is in one place, and held if the device has it too."""
         self.manager.check_integrity()
         host = self.pages.pool
-        references = Counter(extent for held in host.holds for extent in held)
+        references = Counter(extent for held in host.holds.tables for extent in held)
         device = self.manager.pool.maps[0].starts
         for node in self.pages.map.nodes():
             on_device = device.get(node.key)
@@ -229,9 +229,11 @@ class HiCache(Offload):
             references.update(self.prefetches.held())
         check_pool(host, references)
         copies = [*self.pages.writes, *self.pages.loads, *(copy for sent in self._in_flight.values() for copy in sent)]
-        assert {copy.device for copy in copies} == self.manager.pool.holds, "I6: a hold on the device without a copy"
+        assert {copy.device for copy in copies} == self.manager.pool.holds.tables, (
+            "I6: a hold on the device without a copy"
+        )
         on_host = {table for copy in copies for table in (copy.host, copy.again) if table is not None}
-        assert on_host | self.pages.locks == host.holds, "I6: a hold on the host without a copy"
+        assert on_host | self.pages.locks == host.holds.tables, "I6: a hold on the host without a copy"
         windows = self.manager.pool.windows
         if windows is not None and windows.host is not None:
             counted = windows.host.free

@@ -91,7 +91,7 @@ class PageLayout:
 
     def hold_blocks(self, extents: Iterable[Extent], piece: PageRange) -> BlockTable:
         """Hold the device blocks behind ``piece``, out of ``extents``, for a transfer that reads them."""
-        return self.pool.hold(self.pool.cut(extents, piece.start * self.chunk, piece.stop * self.chunk))
+        return self.pool.holds.pin(self.pool.cut(extents, piece.start * self.chunk, piece.stop * self.chunk))
 
     def demand(self, request: Request, hit: Hit | None, tokens: int, external: int = 0) -> int:
         """Return the number of blocks that an allocation takes from the head of the free list for ``external`` tokens to be
@@ -109,4 +109,4 @@ class PageLayout:
 
     def hold_slots(self, request: Request, group: int, low: int, high: int) -> BlockTable:
         """Hold the request's blocks ``low`` to ``high`` of ``group``, named or not."""
-        return self.pool.hold(self.pool.cut(list(request.tables[group].settle()), low, high))
+        return self.pool.holds.pin(self.pool.cut(list(request.tables[group].settle()), low, high))

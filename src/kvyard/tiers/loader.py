@@ -290,7 +290,7 @@ class Loader:
         near = target.reserve(pieces, use) if total_pages(pieces) <= target.num_pages else None
         if near is None:
             for held in reversed(kept):
-                target.pool.end_hold(held)
+                target.pool.holds.end(held)
             return None
         record.keep += [(target, held) for held in kept]
         far = [hold(piece) for piece in pieces]
@@ -386,7 +386,7 @@ class Loader:
         if request is None:
             state.counters.wasted_loads += 1
             for held in copy.near:
-                state.layout.pool.end_hold(held)
+                state.layout.pool.holds.end(held)
             return None
         self._unmark(copy)
         state.requests[request].load = None
@@ -414,7 +414,7 @@ class Loader:
 
     def _release(self, record: RequestState) -> None:
         for store, held in reversed(record.keep):
-            store.pool.end_hold(held)
+            store.pool.holds.end(held)
         record.keep = []
 
 

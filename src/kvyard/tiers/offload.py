@@ -355,12 +355,12 @@ class Offload:
         peers = self.state.peers
         if peers is not None:
             near.update(peers.held(self.layout.pool))
-        assert near.keys() == self.layout.pool.holds, (
+        assert near.keys() == self.layout.pool.holds.tables, (
             "I6: a hold on the device without a copy, or a copy without a hold"
         )
         kept = [pair for request in self.state.requests.values() for pair in request.keep]
         for store, held in kept:
-            assert held in store.pool.holds, "what is kept for a request is not held"
+            assert held in store.pool.holds.tables, "what is kept for a request is not held"
         if self.timeline is None:
             known = {held for copy in self._copies() for held in copy.far + copy.near}
             known |= {held for _, held in kept}
@@ -368,7 +368,7 @@ class Offload:
             if peers is not None:
                 known.update(peers.held(self.state.first.pool))
             for tier in self.tiers:
-                assert tier.store.pool.holds <= known, f"{tier.store.tier.name} holds something without a reason"
+                assert tier.store.pool.holds.tables <= known, f"{tier.store.tier.name} holds something without a reason"
 
     def _copies(self) -> Iterator[Copy]:
         """Yield everything of this worker that has not been delivered."""

@@ -138,7 +138,7 @@ class Pulls:
         if copy.far:
             self.settle(source.worker, now)
             for held in copy.far:
-                source.pool.end_hold(held)
+                source.pool.holds.end(held)
             source.outgoing.remove(pull)
             self.changed(source.worker, now, -1)
         target.incoming.remove(pull)
@@ -168,7 +168,9 @@ class Pulls:
             assert pull in pull.target.incoming, "I6: a pull that its target doesn't know of"
             first = pull.target.first
             assert all(held in first.reserved for held in pull.copy.near), "I6: a pull without room where it goes"
-            assert all(held in pull.source.pool.holds for held in pull.copy.far), "I6: a pull has released its source"
+            assert all(held in pull.source.pool.holds.tables for held in pull.copy.far), (
+                "I6: a pull has released its source"
+            )
 
 
 class PeerTier:

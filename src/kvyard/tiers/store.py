@@ -222,9 +222,9 @@ class TierStore:
         free = 0
         if use is not None and pool.learner is not None:
             free = sum([len(extent.ids) for extent in extents if not extent.refs])
-            held = pool.hold(extents)  # the policy may split them
+            held = pool.holds.pin(extents)  # the policy may split them
             self._note_use(group, chain, held, use)
-            pool.end_hold(held)
+            pool.holds.end(held)
             return free
         for extent in reversed(extents):
             if not extent.refs:
@@ -245,7 +245,7 @@ class TierStore:
         return [node.copies[0] for node in nodes if node.copies]
 
     def hold(self, piece: PageRange) -> BlockTable:
-        """Keep ``piece``, all of it resident, for a transfer that reads it, until ``pool.end_hold``.
+        """Keep ``piece``, all of it resident, for a transfer that reads it, until ``pool.holds.end``.
 
         Its pages are the most recently used then.
         """
@@ -284,19 +284,19 @@ class TierStore:
         own: list[BlockTable] = []
         if not self._by_recency:
             for piece in chains:
-                own.append(pool.hold(self._first_copies(piece.group, piece.chain.keys, piece.stop)))
+                own.append(pool.holds.pin(self._first_copies(piece.group, piece.chain.keys, piece.stop)))
         self.evicted += max(0, count - pool.unnamed)
         self.reservations += 1
         tables: list[BlockTable] = []
         for piece in pieces:
             self.pending[piece.group].add(piece)
-            held = pool.hold_new(piece.stop - piece.start, piece.start, account)
+            held = pool.holds.take(piece.stop - piece.start, piece.start, account)
             self.reserved[held] = piece
             if last is not None:
                 self._behind[held] = last
             tables.append(held)
         for held in own:
-            pool.end_hold(held)
+            pool.holds.end(held)
         return tables
 
     def _account(self, use: Use | None) -> int:
@@ -339,22 +339,22 @@ class TierStore:
             self._note_use(piece.group, piece.chain, held, use or Use("", piece.stop * size))
         self.arrivals += 1
         if not keep:
-            self.pool.end_hold(held)
+            self.pool.holds.end(held)
 
     def cancel(self, piece: PageRange, held: BlockTable) -> None:
         """Free the reserved pages of a copy that won't come."""
         self.pending[piece.group].remove(piece)
         del self.reserved[held]
         self._behind.pop(held, None)
-        self.pool.end_hold(held)
+        self.pool.holds.end(held)
 
     def put(self, piece: PageRange) -> None:
         """Have ``piece`` here at once, one more copy if it is here already; not where there is no room."""
         count = piece.stop - piece.start
         if count <= self.pool.free:
-            held = self.pool.hold_new(count, piece.start)
+            held = self.pool.holds.take(count, piece.start)
             enter_pages(self.pool, piece, held)
-            self.pool.end_hold(held)
+            self.pool.holds.end(held)
 
     # -- reporting ----------------------------------------------------------------------------------------------------
 
@@ -365,9 +365,9 @@ class TierStore:
 
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` unless pages are conserved (I2), counts are true (I1) and pending is what holds say."""
-        references = Counter(extent for held in self.pool.holds for extent in held)
+        references = Counter(extent for held in self.pool.holds.tables for extent in held)
         check_pool(self.pool, references)
-        assert self.reserved.keys() <= self.pool.holds, "a page is reserved and not held"
+        assert self.reserved.keys() <= self.pool.holds.tables, "a page is reserved and not held"
         assert set(self.reserved.values()) == {piece for some in self.pending for piece in some}, (
             "pending, without a page"
         )
@@ -378,7 +378,7 @@ class TierStore:
 
 
 def hold_pages(pool: Pool, piece: PageRange) -> BlockTable:
-    """Hold all blocks of ``piece``, which are in ``pool``, for a transfer that reads them, until ``end_hold``. Raises
+    """Hold all blocks of ``piece``, which are in ``pool``, for a transfer that reads them, until ``holds.end``. Raises
     ``LookupError`` if some of them are missing.
     """
     start, stop = piece.start, piece.stop
@@ -390,7 +390,7 @@ def hold_pages(pool: Pool, piece: PageRange) -> BlockTable:
     for node in nodes:
         if not node.copies:
             raise LookupError(f"{pool.tier.name} has a hole at page {node.start} of this chain")
-    return pool.hold([node.copies[0] for node in nodes])
+    return pool.holds.pin([node.copies[0] for node in nodes])
 
 
 def _leads_to(extent: Extent, piece: PageRange) -> bool:

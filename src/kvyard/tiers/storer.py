@@ -190,10 +190,10 @@ class Storer:
         pool = self.state.tiers[copy.level - 1].store.pool if copy.level else self.state.layout.pool
         if copy.returns:
             for held in copy.near:
-                pool.cancel_hold(held)
+                pool.holds.cancel(held)
             return
         for held in reversed(copy.near):
-            pool.end_hold(held)
+            pool.holds.end(held)
 
     def _pass_on(self, copy: Copy) -> None:
         """Copy on to the next tier what it doesn't have, if it has room: what has landed, whose pages are still held as a
@@ -220,7 +220,7 @@ class Storer:
             state.counters.tiers[level].no_room += 1
             return
         pool = state.tiers[copy.level].store.pool
-        near = [pool.hold(pool.cut(list(held), piece.start, piece.stop)) for piece, held in zip(pieces, sources)]
+        near = [pool.holds.pin(pool.cut(list(held), piece.start, piece.stop)) for piece, held in zip(pieces, sources)]
         self.send(level, [pieces], [near], far, copy.ended, use=copy.use)
 
     def _spill(self, level: int, landed: int, now: int) -> None:
@@ -248,7 +248,7 @@ class Storer:
         if far is None:
             state.counters.tiers[level + 1].no_room += 1
             return
-        near = [pool.hold(pool.cut([extent], piece.start, piece.stop)) for piece, extent in zip(pieces, extents)]
+        near = [pool.holds.pin(pool.cut([extent], piece.start, piece.stop)) for piece, extent in zip(pieces, extents)]
         self.send(level + 1, [pieces], [near], far, now, returns=True)
 
     def forget(self, request: Request) -> None:
@@ -265,5 +265,5 @@ class Storer:
                 for piece, held in zip(copy.pieces, copy.far):
                     store.cancel(piece, held)
                 for held in copy.near:
-                    pool.end_hold(held)
+                    pool.holds.end(held)
             first.rest = []

@@ -17,11 +17,11 @@ from kvyard.blocks.eviction.radix import NodePart, RadixOrder
 from kvyard.blocks.extent import Extent, Node
 from kvyard.blocks.host_pages import HostPages
 from kvyard.blocks.host_windows import HostWindows
-from kvyard.blocks.pool import Pool
 from kvyard.blocks.radix import NOTHING, Held, RadixGroup
 from kvyard.blocks.request import Request
 from kvyard.blocks.state_slots import StateSlots, StateTracking
 from kvyard.blocks.table import BlockTable
+from kvyard.blocks.tree_eviction import TreeEviction
 from kvyard.blocks.window_pages import WindowPages
 from kvyard.cli.app import main
 from kvyard.engine.decode_blocks import DecodeBlocks
@@ -249,7 +249,7 @@ def _answers_stay_with_prompts(patch: pytest.MonkeyPatch) -> None:
 
 
 def _prompts_evict_what_they_need(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Pool, "make_room", lambda self, count, make=Pool.make_room: make(self, count - 1))
+    patch.setattr(TreeEviction, "make_room", lambda self, count, make=TreeEviction.make_room: make(self, count - 1))
 
 
 def _decodes_evict_what_they_need(patch: pytest.MonkeyPatch) -> None:
@@ -516,12 +516,13 @@ def _inserts_copy_no_state(patch: pytest.MonkeyPatch) -> None:
 
 
 def _leaves_keep_their_pages_without_states(patch: pytest.MonkeyPatch) -> None:
-    def states_alone(self: Pool, count: int) -> None:
-        assert self.states is not None
-        while self.states.free < count and (extent := self.states.first()) is not None:
-            self.states.evict(extent)
+    def states_alone(self: TreeEviction, count: int) -> None:
+        states = self.pool.states
+        assert states is not None
+        while states.free < count and (extent := states.first()) is not None:
+            states.evict(extent)
 
-    patch.setattr(Pool, "make_state_room", states_alone)
+    patch.setattr(TreeEviction, "make_state_room", states_alone)
 
 
 def _splits_copy_states(patch: pytest.MonkeyPatch) -> None:

@@ -256,11 +256,12 @@ class Admission:
         if states is not None:
             needed = len(chunks) * states.per_request
             needed -= sum([held_of(job.tables[0]).slots for job, _, _ in chunks if job.tables])
-            manager.pool.make_state_room(needed)
+            manager.pool.radix.make_state_room(needed)
             states.free -= needed
         tokens = sum([new for _, new, _ in chunks]) + (len(chunks) * page if page > 1 else 0)
-        manager.pool.make_room(ceil_div(tokens, page))
-        if self._windows is not None and self._tree is None:
+        if self._tree is not None:
+            manager.pool.radix.make_room(ceil_div(tokens, page))
+        elif self._windows is not None:
             self._slide(chunks)
         for job, new, _ in chunks:
             taken = manager.allocate(job, new, delay_caching=True)

@@ -208,7 +208,7 @@ class DecodeSide:
         pool, windows = self.jobs.manager.pool, self.windows
         if self.tree is None:
             return pool.free >= pages and (windows is None or windows.free >= pages)
-        pool.make_room(pages)
+        pool.radix.make_room(pages)
         return pool.unnamed >= pages and (windows is None or windows.free >= pages)
 
     def _take(self, due: list[Job]) -> None:
@@ -244,7 +244,8 @@ class DecodeSide:
         self._waiting.remove(job)
         if job in self.tried:
             self.tried[job] = (self.tried[job][0], 0)
-        self.jobs.manager.pool.make_room(ceil_div(left * LOOK_AHEAD, self.page))
+        if self.tree is not None:
+            self.jobs.manager.pool.radix.make_room(ceil_div(left * LOOK_AHEAD, self.page))
 
     def _retract(self, due: list[Job], now: int) -> list[Job]:
         """Send those with the least output back to the queue until the rest fits. Returns the rest of ``due``."""

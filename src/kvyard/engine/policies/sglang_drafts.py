@@ -91,7 +91,7 @@ class DraftSide(DecodeSide):
                 slots = table.length * page if held_of(table).drafts else job.num_computed_tokens
                 tokens += max(0, ceil_div(job.num_computed_tokens + reserve, page) * page - slots)
             if tokens:
-                manager.pool.make_room(ceil_div(tokens + len(due) * page, page))
+                manager.pool.radix.make_room(ceil_div(tokens + len(due) * page, page))
         for job in due:
             taken = manager.allocate(job, 1, lookahead=reserve - 1)
             assert taken is not None, f"{job} was left without a page"
