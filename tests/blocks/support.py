@@ -10,6 +10,7 @@ from kvyard.blocks import BlockManager, GroupSpec, Request
 from kvyard.blocks.coordinator import Coordinator
 from kvyard.blocks.extent import Extent
 from kvyard.blocks.group import Group, GroupHit
+from kvyard.blocks.integrity import reference_counts
 from kvyard.blocks.table import BlockTable
 from kvyard.hashing import TokenChain, algorithm
 
@@ -57,7 +58,7 @@ def snapshot(manager: BlockManager, *requests: Request) -> dict[str, Any]:
         "line": list(pool.line()),
         # Stable: copies of one hash keep their order, which decides what a lookup returns.
         "cached": sorted(pool.cached_blocks(), key=lambda copy: copy[:2]),
-        "references": manager.reference_counts(),
+        "references": reference_counts(manager.pool, manager.requests.values()),
         "holders": sorted(manager.requests),
         "requests": [
             (

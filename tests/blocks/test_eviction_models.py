@@ -102,7 +102,7 @@ def compare(name: str, seed: int, capacity: int, overlap: bool) -> None:
             done = running.pop(rng.randrange(len(running)))
             clock[0] += rng.choice([0, SECOND])
             if rng.random() < 0.1:
-                manager.release_detached(manager.detach(requests[done]))
+                manager.pool.holds.end_all(manager.detach(requests[done]))
             else:
                 manager.free(requests[done])
             model.end(done)

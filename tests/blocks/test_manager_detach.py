@@ -27,7 +27,7 @@ def test_detached_blocks_are_held_and_the_request_is_gone() -> None:
     assert "a" not in manager.requests
     assert not request.running
     manager.check_integrity()
-    manager.release_detached(tables)
+    manager.pool.holds.end_all(tables)
     assert manager.pool.free == 19
     manager.check_integrity()
 
@@ -38,7 +38,7 @@ def test_the_last_group_goes_first() -> None:
     ids = one.block_ids(at_once)
     assert ids == other.block_ids(later)
     one.free(at_once)
-    other.release_detached(other.detach(later))
+    other.pool.holds.end_all(other.detach(later))
     unnamed = [ids[1][2], ids[0][2]]
     assert list(other.pool.line())[:2] == unnamed
     assert list(one.pool.line())[:2] == unnamed  # both push unnamed blocks to the front, the last released first
@@ -54,7 +54,7 @@ def test_detached_blocks_can_be_hit_and_shared() -> None:
     hit = manager.lookup(again)
     assert hit.tokens == 4
     assert manager.allocate(again, 2, hit) is not None
-    manager.release_detached(tables)
+    manager.pool.holds.end_all(tables)
     manager.check_integrity()
     manager.free(again)
     assert manager.pool.free == 19

@@ -113,11 +113,11 @@ def test_ends_of_a_copy_stay_held_until_it_has_run() -> None:
     cache(manager, "first", PROMPT)
     second = make(manager, "second", PROMPT)
     assert run(manager, second)
-    (pair,) = [pair for pair in manager.take_pending_copies() if pair[0].marks is not None]
+    (pair,) = [pair for group in manager.groups for pair in group.take_copies() if pair[0].marks is not None]
     free = manager.pool.free
     manager.free(second)
     assert not {pair[0].ids[0], pair[1].ids[0]} & set(manager.pool.line())
-    manager.release_copies(pair)
+    manager.pool.holds.end_copies(pair)
     assert {pair[0].ids[0], pair[1].ids[0]} <= set(manager.pool.line())
     assert manager.pool.free > free
     manager.check_integrity()

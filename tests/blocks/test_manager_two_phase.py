@@ -12,6 +12,7 @@ from tests.blocks.support import FULL, WINDOW, Interleaved, cache, make, run, sn
 from kvyard.blocks import BlockManager, GroupSpec, Hit, Request, RequestError
 from kvyard.blocks.coordinator import Coordinator
 from kvyard.blocks.extent import Extent
+from kvyard.blocks.integrity import reference_counts
 
 TEXT = list(range(20))
 """Five blocks of four tokens that every group has cached."""
@@ -61,7 +62,7 @@ def check_sound(manager: BlockManager, request: Request, hits: list[list[int]], 
     assert len(blocks) == len(set(blocks)), f"a block is in two places: {tables}"
     assert 0 not in blocks, f"a block is missing: {tables}"
     assert [table[: len(hit)] for table, hit in zip(tables, hits, strict=True)] == hits
-    counts = manager.reference_counts()
+    counts = reference_counts(manager.pool, manager.requests.values())
     assert {block: counts[block] for block in blocks} == dict.fromkeys(blocks, 1)
     assert manager.pool.free == free
     manager.check_integrity()
@@ -167,7 +168,7 @@ def laid_out(coordinator: type[Coordinator]) -> tuple[BlockManager, Request]:
 def test_the_figures_of_the_two_phase_fix() -> None:
     manager, request = laid_out(Coordinator)
     assert manager.block_ids(request) == [[6, 7, 8, 9, 10, 11, 12, 15], [1, 2, 3, 4, 5, 13, 14, 16]]
-    assert set(manager.reference_counts().values()) == {1}
+    assert set(reference_counts(manager.pool, manager.requests.values()).values()) == {1}
     assert manager.pool.free == 14
     manager.check_integrity()
 
@@ -287,7 +288,7 @@ def test_window_skipped_blocks_are_never_pinned() -> None:
     full_table, window_table = manager.block_ids(request)
     assert full_table[:5] == full
     assert window_table[:5] == [0, 0, 0, 0, window[4]]
-    counts = manager.reference_counts()
+    counts = reference_counts(manager.pool, manager.requests.values())
     assert not counts.keys() & set(window[:4])
     assert set(window[:4]) <= set(manager.pool.line())
     assert manager.pool.free == 59 - 8 - 4
@@ -307,7 +308,7 @@ def test_hits_that_all_fall_out_of_the_window_are_not_pinned_either() -> None:
     assert run(manager, request, 4, external=16)
     table = manager.block_ids(request)[1]
     assert table[:8] == [0] * 8 and all(table[8:])
-    assert not manager.reference_counts().keys() & set(window)
+    assert not reference_counts(manager.pool, manager.requests.values()).keys() & set(window)
     manager.check_integrity()
 
 

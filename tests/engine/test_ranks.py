@@ -109,7 +109,7 @@ def test_trimming_closes_the_plans_of_all_ranks_or_none():
     engine.check_integrity()
     assert engine.busy
     cores[1].uncertain_from = lambda now: now  # only one of them has a reason
-    engine.trim(now)
+    engine.trim(engine.uncertain_from(now), now)
     assert not engine.busy
     engine.begin(now)
     engine.check_integrity()

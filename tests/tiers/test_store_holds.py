@@ -8,7 +8,7 @@ import pytest
 from tests.blocks.support import FULL, cache, make, run
 
 from kvyard.blocks import BlockManager
-from kvyard.blocks.integrity import check_pool
+from kvyard.blocks.integrity import check_pool, reference_counts
 from kvyard.hashing import TokenChain, algorithm
 
 
@@ -28,7 +28,7 @@ def test_a_hold_keeps_blocks_out_of_the_line_though_others_split_them() -> None:
     assert run(manager, other)  # hits five of the ten
     assert [len(extent.ids) for extent in held] == [5, 5]
     manager.check_integrity()
-    assert sum(count == 2 for count in manager.reference_counts().values()) == 5
+    assert sum(count == 2 for count in reference_counts(manager.pool, manager.requests.values()).values()) == 5
     manager.free(other)
     manager.check_integrity()
     assert pool.free == 9

@@ -335,6 +335,11 @@ class Group:
             extents = [node.copies[0] for node in nodes if node.copies]
         claim(self.pool.order, extents, session, hints)
 
+    def take_copies(self) -> list[tuple[Extent, Extent]]:
+        """Drain the copies that the engine has yet to run; both ends stay held until ``holds.end_copies`` receives them."""
+        taken, self.copies = self.copies, []
+        return taken
+
     def begin_step(self) -> None:
         """Begin a scheduler step."""
 

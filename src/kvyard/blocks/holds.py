@@ -1,6 +1,6 @@
 """Blocks that transfers hold: sources and destinations of copies between tiers and workers."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from kvyard.blocks.extent import Extent
@@ -42,6 +42,19 @@ class Holds:
         """End a transfer: drop its references."""
         self.tables.remove(held)
         self._pool.release(held.settle())
+
+    def end_all(self, tables: Sequence[BlockTable]) -> None:
+        """End holds of blocks that ``BlockManager.detach`` kept: of all groups at once, so the last group's blocks are handed
+        out before the first's."""
+        self.tables.difference_update(tables)
+        self._pool.release([extent for table in tables for extent in table.settle()])
+
+    def end_copies(self, ends: Sequence[Extent]) -> None:
+        """Free both ends of copies within the pool that have run, the first one to be handed out last."""
+        pool = self._pool
+        pool.pinned.subtract(ends)
+        pool.pinned = +pool.pinned
+        pool.release(ends[::-1])
 
     def cancel(self, held: BlockTable) -> None:
         """End a transfer that took ``held`` from the head of the eviction order: extents without a reference go back there."""

@@ -95,3 +95,10 @@ def check_map(cache_map: CacheMap, references: Counter[Extent], line: set[Extent
             assert any(run[0] == key for run in runs), f"{extent} is listed under a mark that it doesn't have"
             assert len(extent.ids) == 1, f"{extent} is marked and more than one block"
             assert extent in references or extent in line, f"{extent} is neither held nor in line"
+
+
+def reference_counts(pool: Pool, requests: Iterable[Request]) -> dict[int, int]:
+    """Return the reference count of each held block. Takes time by the number of held blocks."""
+    held = [*pool.holds.tables, *(table for request in requests for table in request.tables)]
+    extents = [*pool.pinned, *(extent for table in held for extent in table)]
+    return {block: extent.refs for extent in extents for block in extent.ids}

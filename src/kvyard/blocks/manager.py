@@ -28,7 +28,7 @@ from kvyard.blocks.request import Request, RequestError
 from kvyard.blocks.spec import GroupSpec
 from kvyard.blocks.step import Stepper
 from kvyard.blocks.table import BlockTable
-from kvyard.events.types import Sink, Tier
+from kvyard.events.types import Sink
 
 
 class BlockManager:
@@ -56,7 +56,6 @@ class BlockManager:
         quotas: Quotas | None = None,
         eviction_options: Mapping[str, float] | None = None,
         sink: Sink | None = None,
-        tier: Tier = Tier.G1,
         now: Callable[[], int] | None = None,
         radix: RadixTree | None = None,
         coordinator: type[Coordinator] = Coordinator,
@@ -96,7 +95,6 @@ class BlockManager:
             eviction=order,
             eviction_options=eviction_options,
             sink=sink,
-            tier=tier,
             now=now or (lambda: 0),
             radix=radix,
             quotas=quotas,
@@ -438,7 +436,7 @@ class BlockManager:
         return end_session(self.pool.order, session) if self.hints else 0
 
     def detach(self, request: Request) -> list[BlockTable]:
-        """Remove the request as ``free`` does, but keep its blocks held until ``release_detached`` receives the result.
+        """Remove the request as ``free`` does, but keep its blocks held until ``pool.holds.end_all`` receives the result.
 
         For an engine that has a step in flight which still writes to them. Raises ``RequestError`` if the request holds
         nothing here.
@@ -455,11 +453,6 @@ class BlockManager:
         request.running = False
         request.forget_limits()
         return tables
-
-    def release_detached(self, tables: Sequence[BlockTable]) -> None:
-        """Give blocks back that ``detach`` kept: all groups at once, so the last group's go before the first's."""
-        self.pool.holds.tables.difference_update(tables)
-        self.pool.release([extent for table in tables for extent in table.settle()])
 
     def preempt(self, request: Request) -> None:
         """Give all blocks back and have the request start over; its next allocation may adopt hits again."""
@@ -501,36 +494,9 @@ class BlockManager:
 
         Both ends were held until now: a hit that ends inside a block is continued on a private copy.
         """
-        pairs = self.take_pending_copies()
-        self.release_copies([extent for pair in pairs for extent in pair])
+        pairs = [pair for group in self.groups for pair in group.take_copies()]
+        self.pool.holds.end_copies([extent for pair in pairs for extent in pair])
         return [(source.ids[0], target.ids[0]) for source, target in pairs]
-
-    def take_pending_copies(self) -> list[tuple[Extent, Extent]]:
-        """Drain the block copies like ``take_copies``, but keep both ends held until ``release_copies`` receives them: for an
-        engine that hands out blocks while the step with the copies is in flight.
-        """
-        pairs: list[tuple[Extent, Extent]] = []
-        for group in self.groups:
-            pairs += group.copies
-            group.copies = []
-        return pairs
-
-    def release_copies(self, ends: Sequence[Extent]) -> None:
-        """Free ends of copies that have run, the first one to be handed out last."""
-        self.pool.pinned.subtract(ends)
-        self.pool.pinned = +self.pool.pinned
-        self.pool.release(ends[::-1])
-
-    def reference_counts(self) -> dict[int, int]:
-        """Return the reference count of each held block. Takes time by the number of held blocks."""
-        counts: dict[int, int] = {}
-        for request in self.requests.values():
-            for table in request.tables:
-                for extent in table:
-                    counts.update(dict.fromkeys(extent.ids, extent.refs))
-        for extent in (*self.pool.pinned, *(extent for held in self.pool.holds.tables for extent in held)):
-            counts.update(dict.fromkeys(extent.ids, extent.refs))
-        return counts
 
     def _holding(self, request: Request) -> None:
         if self.requests.get(request.id) is not request:

@@ -209,11 +209,6 @@ class EngineCore:
         return ends[index] if index < len(ends) else ends[-1]
 
     @property
-    def may_reconsider(self) -> bool:
-        """Return true if ``propose`` may give another result when called again, though nothing happens until then."""
-        return self.scheduler.may_reconsider
-
-    @property
     def busy(self) -> bool:
         """Return true if a pass is in flight."""
         return bool(self._ends)
@@ -542,13 +537,7 @@ class EngineCore:
         """
         return now if self.scheduler.disturbed else self.next_landing()
 
-    def trim(self, now: int, begun: bool = False) -> None:
-        """End the plan at the time up to which it is certain, after a shared tier was used. ``begun``: passes due now have
-        started.
-        """
-        self.plan_until(self.uncertain_from(now), now, begun)
-
-    def plan_until(self, when: int | None, now: int, begun: bool = False) -> None:
+    def trim(self, when: int | None, now: int, begun: bool = False) -> None:
         """Discard plans for everything after the pass that is in flight at ``when``. ``begun``: a pass that starts ``now``
         has."""
         if when is None or not self._ends:

@@ -91,7 +91,7 @@ class Ranks:
             return False
         passes = min(len(durations) for _, durations in proposed)
         running = [core for core, _ in proposed]
-        if any(core.may_reconsider for core in self.cores if core not in running):
+        if any(core.scheduler.may_reconsider for core in self.cores if core not in running):
             passes = 1
         tokens = [core.tokens for core in self.cores]
         slowest = np.maximum.reduce(
@@ -135,11 +135,14 @@ class Ranks:
         """Return the extra time of a pass of ``tokens`` caused by what the other ranks compute in it."""
         return self._experts.uneven_ns(tokens, of_all) if self._experts is not None else 0
 
-    def trim(self, now: int, begun: bool = False) -> None:
-        """A shared tier was used; see ``EngineCore.trim``. What is uncertain for one rank ends the plans of all."""
-        times = [when for core in self.cores if (when := core.uncertain_from(now)) is not None]
+    def uncertain_from(self, now: int) -> int | None:
+        """Return the time from which things may differ from the plan of any rank; see ``EngineCore.uncertain_from``."""
+        return min((when for core in self.cores if (when := core.uncertain_from(now)) is not None), default=None)
+
+    def trim(self, when: int | None, now: int, begun: bool = False) -> None:
+        """Discard the plans of all ranks for everything after ``when``; see ``EngineCore.trim``."""
         for core in self.cores:
-            core.plan_until(min(times, default=None), now, begun)
+            core.trim(when, now, begun)
 
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` unless every rank agrees with itself and they are in step."""

@@ -32,7 +32,7 @@ def begin_together(engines: Mapping[int, Engine], due: Collection[int], now: int
             for later in _ending(engines, known, now, after=number):
                 heappush(ready, later)
     for engine in engines.values():
-        engine.trim(now, begun=True)
+        engine.trim(engine.uncertain_from(now), now, begun=True)
 
 
 def _ending(engines: Mapping[int, Engine], known: set[int], now: int, after: int = -1) -> list[int]:
@@ -43,7 +43,7 @@ def _ending(engines: Mapping[int, Engine], known: set[int], now: int, after: int
     planned = [number for number, engine in engines.items() if number > after and number not in known and engine.busy]
     for number in planned:
         engine = engines[number]
-        engine.trim(now)
+        engine.trim(engine.uncertain_from(now), now)
         if engine.busy and engine.next_decision() == now:
             engine.advance(now)
         if not engine.busy:

@@ -4,7 +4,7 @@ A subscriber or a simulation calls ``apply``, a router calls ``score``; calls mu
 and no clock: the caller passes the time.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -21,7 +21,7 @@ from kvyard.index.memory import MemoryIndex
 from kvyard.index.places import Holder, Places
 from kvyard.index.roster import Roster
 from kvyard.index.scorer import Explanation, HolderTrust, Scorer, Scores, Trust
-from kvyard.index.stream import SEVERITY, BatchSequencer, FollowedStream, Source, in_slices
+from kvyard.index.stream import SEVERITY, BatchSequencer, FollowedStream, Source
 
 
 class Indexer:
@@ -54,10 +54,10 @@ class Indexer:
         """Every registered stream."""
         self.streams: dict[tuple[str, str], FollowedStream] = {}
         """Every (stream, topic) seen so far."""
-        self._topics: dict[str, list[FollowedStream]] = {}
+        self.topics: dict[str, list[FollowedStream]] = {}
+        """Topics of each stream seen so far."""
         self._windowed: dict[Holder, list[Feed]] = {}
         """Feeds of workers whose sliding windows were configured."""
-        """Followed streams by stream name."""
         self._sequencer = BatchSequencer()
         self._dirty = False
         """True if trust must be updated before the next answer."""
@@ -83,7 +83,7 @@ class Indexer:
         if source is None:
             return
         self._sequencer.forget(stream)
-        self._topics.pop(stream, None)
+        self.topics.pop(stream, None)
         for key in [key for key in self.streams if key[0] == stream]:
             for holder, feed in self.streams.pop(key).feeds.items():
                 feed.clear()
@@ -140,14 +140,6 @@ class Indexer:
                 self._dirty = True
         if stream.state != state:
             self._dirty = True
-
-    def applying(self, update: Update, now: int = 0, most: int = 512) -> Iterator[None]:
-        """``apply`` in slices of about ``most`` blocks, for a caller that lets others have their turn in between. Until the
-        last one is applied, the stream counts as catching up.
-        """
-        for part in in_slices(update, most):
-            self.apply(part, now)
-            yield
 
     def apply_batch(self, batch: EventBatch, now: int = 0) -> None:
         """Take in a batch without a transport in between: one that came before changes nothing, a gap makes it stale."""
@@ -232,11 +224,11 @@ class Indexer:
         self.dedup.check_integrity()
         for _, feed in self.feeds():
             feed.parts.check_integrity()
-        for name, known in self._topics.items():
+        for name, known in self.topics.items():
             assert known == [followed for key, followed in self.streams.items() if key[0] == name], (
                 f"topics of {name} are others"
             )
-        assert len(self.streams) == sum(map(len, self._topics.values())), "a stream without its topics"
+        assert len(self.streams) == sum(map(len, self.topics.values())), "a stream without its topics"
 
     # -- inside -----------------------------------------------------------------------------------------------------
 
@@ -250,14 +242,10 @@ class Indexer:
         self._dirty = True
         return known
 
-    def topics(self, stream: str) -> Sequence[FollowedStream]:
-        """Return the topics of one stream seen so far."""
-        return self._topics.get(stream, ())
-
     def _begin(self, stream: str, topic: str, source: Source) -> FollowedStream:
         old = self.streams.get((stream, topic))
         followed = self.streams[stream, topic] = FollowedStream(source)
-        known = self._topics.setdefault(stream, [])
+        known = self.topics.setdefault(stream, [])
         if old is None:
             known.append(followed)
         else:

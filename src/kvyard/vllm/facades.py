@@ -76,8 +76,8 @@ class PoolFacade:
             if isinstance(block, CopyEnd):
                 ends.append(block.extent)
             else:
-                self._blocks.release_detached(block.tables)
-        self._blocks.release_copies(ends)
+                self._blocks.pool.holds.end_all(block.tables)
+        self._blocks.pool.holds.end_copies(ends)
 
     def evict_blocks(self, block_ids: set[int]) -> None:
         """Unregister these blocks."""

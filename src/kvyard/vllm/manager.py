@@ -374,7 +374,7 @@ class Manager:
         """Drain the copies that the engine must run before the step, and their ends, which ``block_pool.free_blocks`` is to
         receive once the copies have run.
         """
-        pairs = self.blocks.take_pending_copies()
+        pairs = [pair for group in self.blocks.groups for pair in group.take_copies()]
         copies = [KVCacheBlockCopy(source.ids[0], target.ids[0]) for source, target in pairs]
         return copies, [CopyEnd(extent) for pair in pairs for extent in pair]
 

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from kvyard.blocks.coordinator import Hit
+from kvyard.blocks.integrity import reference_counts
 from kvyard.blocks.manager import BlockManager
 from kvyard.blocks.request import Request
 from kvyard.blocks.spec import GroupSpec
@@ -221,7 +222,7 @@ class Replayer:
         }
 
     def _traced(self) -> Record:
-        counts = self.manager.reference_counts()
+        counts = reference_counts(self.manager.pool, self.manager.requests.values())
         refs = {str(block): counts[block] for block in sorted(counts)}
         return {"refs": refs, "queue": list(self.manager.pool.line())}
 

@@ -15,7 +15,7 @@ from kvyard.events.slices import blocks_of
 from kvyard.events.transport import Origin, State, Subscriber, Update
 from kvyard.events.types import Cleared, Stored
 from kvyard.index import Holder, Indexer, Source
-from kvyard.index.stream import SEVERITY, FollowedStream
+from kvyard.index.stream import SEVERITY, FollowedStream, in_slices
 from kvyard.server.indexer.config import TIERS, Patience
 from kvyard.server.indexer.schemas import InstanceId, ListenerInfo, Register
 from kvyard.server.supervisor import Supervised, Supervisor, error_text
@@ -141,7 +141,9 @@ class Listener:
             ]
             update = msgspec.structs.replace(update, events=events)
         if len(update.events) > SLICE or blocks_of(update.events) > SLICE:
-            yield from self._indexer.applying(update, self._clock.now(), SLICE)
+            for slice_ in in_slices(update, SLICE):
+                self._indexer.apply(slice_, self._clock.now())
+                yield
         else:
             self._indexer.apply(update, self._clock.now())
             yield
@@ -165,7 +167,7 @@ class Listener:
     @property
     def known(self) -> Sequence[FollowedStream]:
         """Return the index's state of this stream, by topic."""
-        return self._indexer.topics(self.source.stream)
+        return self._indexer.topics.get(self.source.stream, ())
 
     def total(self, name: str) -> int:
         """Return a counter of the subscriber's, over all topics."""
