@@ -75,7 +75,7 @@ def test_a_mock_of_known_times_is_found_again(monkeypatch: pytest.MonkeyPatch, a
     assert not seen.failed
     assert said[0] == f"1/{2 * len(plan)} a prompt of 16"
     assert len(said) == 2 * len(plan)
-    assert (seen.facts.block_size, seen.facts.num_gpu_blocks, seen.facts.max_model_len) == (16, 5999, 4096)
+    assert (seen.facts.block_size, seen.facts.num_gpu_blocks, seen.facts.max_model_len) == (16, 6000, 4096)
     assert all(not one.cached for requests in seen.probes for one in requests)
     found = fit_profile([seen.measurements], "mine")
     truth = load_profile(name=KNOWN).form

@@ -15,6 +15,8 @@ pytest.importorskip("httptools", reason="needs kvyard[server]")
 from prometheus_client.parser import text_string_to_metric_families
 from tests.server.mock.support import PATIENCE, Served
 
+from kvyard.engine.models import find_config
+from kvyard.engine.models.planning import plan
 from kvyard.server.mock.measures import CATALOG, one_two_five
 from kvyard.tiers import OffloadConfig, TierConfig
 
@@ -84,6 +86,28 @@ def test_they_are_all_there_and_right() -> None:
         assert f"# TYPE {name}_total counter" in text
     for name in CATALOG["histograms"]:
         assert f"# TYPE {name} histogram" in text
+
+
+@pytest.mark.parametrize(
+    ("model", "blocks", "concurrency"),
+    [("gemma-3-12b", 48_867, 15.88), ("gemma-3-27b", 15_997, 4.46), ("llama-3.1-8b", 513, 1.0)],
+)
+def test_the_size_of_the_cache_is_what_vllm_reports(model: str, blocks: int, concurrency: float) -> None:
+    """Blocks and maximum concurrency of models with windows as vLLM logged them (shared/published/start_logs.csv)."""
+    planned = plan(find_config(model), 80 << 30, max_model_len=8192, max_num_batched_tokens=8192)
+    engine = {**planned.engine_options(), "num_gpu_blocks": blocks - 1, "groups": planned.groups, "block_size": None}
+    with Served(engine=engine) as served:
+        text = served.client.get("/metrics").text
+    labels = next(
+        sample.labels
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name == "vllm:cache_config_info"
+    )
+    assert labels["num_gpu_blocks"] == str(blocks), "vLLM counts the null block"
+    reported = float(labels["kv_cache_max_concurrency"])
+    assert reported == pytest.approx(concurrency, abs=0.005)
+    assert int(labels["kv_cache_size_tokens"]) == int(reported * 8192)
 
 
 def test_buckets_of_token_counts() -> None:

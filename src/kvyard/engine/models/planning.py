@@ -227,7 +227,7 @@ def plan(config: Mapping[str, Any], memory: int, **options: Any) -> ModelPlan:
         max_model_len=longest,
         longest=longest_request(specs, longest, batched, blocks - 1),
         max_tokens=tokens_that_fit(specs, longest, batched, blocks),
-        max_concurrency=blocks / sum(needs),
+        max_concurrency=requests_that_fit(specs, longest, batched, blocks),
         max_num_batched_tokens=batched,
         max_num_seqs=on.max_num_seqs,
         enable_prefix_caching=on.enable_prefix_caching,
@@ -324,7 +324,12 @@ def tokens_that_fit(specs: Sequence[GroupSpec], longest: int, batched: int, bloc
     """Return tokens of requests of ``longest`` tokens that fit into ``blocks``, the null block among them, as vLLM reports them
     ("GPU KV cache size"): windows and states of these requests take blocks, too.
     """
-    return int(blocks / sum(_blocks_per_request(spec, longest, batched) for spec in specs) * longest)
+    return int(requests_that_fit(specs, longest, batched, blocks) * longest)
+
+
+def requests_that_fit(specs: Sequence[GroupSpec], longest: int, batched: int, blocks: int) -> float:
+    """Return requests of ``longest`` tokens that fit into ``blocks``, the null block among them ("Maximum concurrency")."""
+    return blocks / sum(_blocks_per_request(spec, longest, batched) for spec in specs)
 
 
 def longest_request(specs: Sequence[GroupSpec], most: int, batched: int, blocks: int) -> int:

@@ -105,8 +105,9 @@ class Visit(msgspec.Struct, kw_only=True):
 
     @property
     def device_blocks(self) -> int | None:
-        """Blocks of each rank's device, as its metrics have it."""
-        return self._number("num_gpu_blocks")
+        """Blocks of each rank's device, without vLLM's null block, which holds nothing."""
+        blocks = self._number("num_gpu_blocks")
+        return None if blocks is None else max(0, blocks - 1)
 
     def _number(self, label: str) -> int | None:
         text = self.cache.get(label, "")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from kvyard.clock import SECOND, WallClock
 from kvyard.engine.job import Job, JobState
+from kvyard.engine.models.planning import requests_that_fit
 from kvyard.events.tier import LOWER_TIERS
 from kvyard.index.metrics import Sample
 from kvyard.server.metrics import Metrics, read_catalog
@@ -31,6 +32,8 @@ TEXTS: dict[str, str] = {
     **{name: split["text"] for name, split in CATALOG["split"].items()},
     **{name: text for name, (text, _) in CATALOG["histograms"].items()},
 }
+NULL_BLOCKS = 1
+"""Block 0, which holds nothing: vLLM counts it."""
 LAG = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0)
 REJECTIONS = ("max_num_queued_reqs", "max_num_queued_tokens")
 SLEEP = {"awake": 1, "weights_offloaded": 0, "discard_all": 0}
@@ -85,12 +88,15 @@ class MockMetrics(Metrics):
 
     def _samples(self) -> Iterator[Sample]:
         worker, engine = self.worker, self.worker.config.engine
+        blocks = engine.num_gpu_blocks + NULL_BLOCKS
+        concurrency = requests_that_fit(engine.specs, worker.longest, engine.max_num_batched_tokens, blocks)
         facts = dict.fromkeys(CATALOG["cache_config"], "None") | {
             "block_size": str(worker.faults.told_block_size or worker.block_size),
-            "num_gpu_blocks": str(engine.num_gpu_blocks),
+            "num_gpu_blocks": str(blocks),
             "enable_prefix_caching": str(engine.enable_prefix_caching),
             "prefix_caching_hash_algo": worker.config.hash_algorithm,
-            "kv_cache_size_tokens": str(engine.capacity_tokens),
+            "kv_cache_size_tokens": str(int(concurrency * worker.longest)),
+            "kv_cache_max_concurrency": str(concurrency),
         }
         for rank, core in enumerate(worker.cores):
             named = {"model_name": self.model, "engine": str(rank)}
