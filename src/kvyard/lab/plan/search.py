@@ -12,6 +12,7 @@ from math import ceil, floor
 import msgspec
 
 from kvyard.errors import KvyardError
+from kvyard.lab.plan.ratios import DECODE, Ratios, slow_roles
 from kvyard.lab.plan.shape import HOST, KV_DTYPES, Alone, Shape, alone, roomier
 from kvyard.lab.plan.traffic import Traffic
 from kvyard.lab.study.advice import AdviceOption, choose
@@ -135,18 +136,23 @@ class FleetSearch(msgspec.Struct):
         self._drive([self.fewest(shape) for shape in shapes])
         if self.best is None:
             self._drive([self.fewest(shape) for shape in self._smaller_caches(shapes)])
-        if self.split and self.best is None:
-            self._drive([self.fewest_split(shape) for shape in shapes])
+        if self.best is None:
+            self._drive_splits(shapes)
         leading = self._leading()
         for shape in leading:
             routers = ROUTERS[1:] if self.base.get("router") is None else ()
             steps = [self.fewest(shape, router) for router in routers]
             steps += [self.fewest_roomier(ladder) for ladder in roomier(shape, self.base)]
-            if self.split:
-                steps.append(self.fewest_split(shape))
             self._drive(steps)
+            self._drive_splits([shape])
+        self._drive_splits(shape for shape in shapes if self._interrupted_by_prompts(shape))
         # A smaller cache costs nothing, and may be what a shape lacked that missed the SLO.
-        self._drive([self.fewest(shape) for shape in self._smaller_caches(shapes) if _plain(shape) not in leading])
+        tried = {fleet.shape for fleet in self.fleets}
+        smaller = [shape for shape in self._smaller_caches(shapes) if shape not in tried]
+        self._drive([self.fewest(shape) for shape in smaller if _plain(shape) not in leading])
+        best = self.best
+        if best is not None and best.prefill:
+            self._drive_splits(self._smaller_caches([_plain(best.shape)]))
 
     def price(self, shape: Shape, workers: int = 1) -> float:
         """Return the price of a fleet per hour, with all memory and storage that was asked for."""
@@ -227,30 +233,46 @@ class FleetSearch(msgspec.Struct):
 
     def fewest_split(self, shape: Shape) -> Steps:
         """Find the fewest workers of ``shape`` with prompts and answers on different ones."""
-        work = self.alone[shape]
-        share = work.prefill_s / work.busy_s if work.busy_s else 0.5
+        ratios = Ratios.estimated(self.alone[shape])
+        low = max(1, floor(self.least(shape) * SURE) - 1)
         high = self.affordable(shape)
-        whole = max(2, ceil(self.least(shape) * SPARE))
-        workers = whole if high is None else high
-        last: float | None = None
-        while 2 <= workers <= MOST_WORKERS:
-            prefill = min(workers - 1, max(1, round(workers * share)))
-            fleet = yield self.fleet(shape, workers, prefill)
-            turned = self._turned(fleet)
-            if turned is not None and not fleet.met:
-                other = yield turned
-                fleet = min(fleet, other, key=lambda tried: tried.violation)
-            if fleet.report is None:
+        first = max(2, low + 1, ceil(self.least(shape) * SPARE))
+        workers = first if high is None else high
+        missed: FleetOption | None = None
+        while low < workers <= MOST_WORKERS:
+            fleet = yield from self._best_ratio(shape, workers, ratios)
+            if fleet is not None and fleet.report is None:
                 return
-            if fleet.met:
-                share = fleet.prefill / fleet.workers
-                best = self.affordable(shape)
-                workers = min(workers - 1, best if best is not None else workers)
+            if fleet is not None and fleet.met:
                 high = workers
-            elif high is not None or (last is not None and fleet.violation > last * (1 - HELPS)):
-                return
+            elif high is None:
+                if fleet is not None:
+                    if missed is not None and fleet.violation > missed.violation * (1 - HELPS):
+                        return
+                    missed = fleet
+                low, workers = workers, max(workers + 1, ceil(workers * GROW))
+                continue
+            elif workers >= high:
+                return  # not even with as many as are affordable
             else:
-                last, workers = fleet.violation, ceil(workers * GROW)
+                low = workers
+            low = max(low, ratios.fewest - 1)
+            if high - low <= max(1, floor(high * FINE)):
+                return
+            workers = first if low < first < high else (low + high) // 2
+
+    def _best_ratio(
+        self, shape: Shape, workers: int, ratios: Ratios
+    ) -> Generator[FleetOption, FleetOption, FleetOption | None]:
+        """Try ratios of ``workers`` until one keeps the SLO, or more of one role aren't what it lacks; returns the last one, or
+        ``None`` if all are known to miss it.
+        """
+        fleet = None
+        while (prefill := ratios.choose(workers)) is not None:
+            fleet = yield self.fleet(shape, workers, prefill)
+            if fleet.report is None or fleet.met or not ratios.learn(fleet, slow_roles(fleet, self.limits)):
+                return fleet
+        return fleet
 
     def fleet(self, shape: Shape, workers: int, prefill: int = 0, router: str = ROUTERS[0]) -> FleetOption:
         """Return a fleet before its replay."""
@@ -318,23 +340,21 @@ class FleetSearch(msgspec.Struct):
             return []
         cheapest: dict[Shape, float] = {}
         for fleet in self.fleets:
-            if fleet.met and fleet.shape.kv_cache_dtype == "auto" and not fleet.shape.host_gib:
-                cheapest[fleet.shape] = min(fleet.cost, cheapest.get(fleet.shape, fleet.cost))
+            if fleet.met and not fleet.shape.host_gib:
+                shape = _plain(fleet.shape)
+                cheapest[shape] = min(fleet.cost, cheapest.get(shape, fleet.cost))
         close = [shape for shape, cost in cheapest.items() if cost <= best.cost * CLOSE]
         return sorted(close, key=lambda shape: cheapest[shape])[:MOST_VARIED]
 
-    def _turned(self, fleet: FleetOption) -> FleetOption | None:
-        """Return the same number of workers with one more for what is too slow; ``None`` if both are or neither is."""
-        first = sum(self._missed(fleet, limit) for limit in self.limits if limit.name.startswith("ttft"))
-        later = sum(self._missed(fleet, limit) for limit in self.limits if limit.name.startswith(("itl", "tpot")))
-        prefill = fleet.prefill + (1 if first > later else -1)
-        if (first > 0) == (later > 0) or not 0 < prefill < fleet.workers:
-            return None
-        return self.fleet(fleet.shape, fleet.workers, prefill, fleet.router)
+    def _interrupted_by_prompts(self, shape: Shape) -> bool:
+        """True if a fleet of ``shape`` missed nothing but limits between tokens: workers without prompts may keep those."""
+        roles = [slow_roles(fleet, self.limits) for fleet in self.fleets if fleet.shape == shape and not fleet.prefill]
+        return {DECODE} in roles
 
-    def _missed(self, fleet: FleetOption, limit: Limit) -> float:
-        value = fleet.values.get(limit.name)
-        return max(0.0, limit.violation(value)) if value is not None else 0.0
+    def _drive_splits(self, shapes: Iterable[Shape]) -> None:
+        """Search fleets with prefill and decode workers of those ``shapes`` that weren't searched for them before."""
+        tried = {fleet.shape for fleet in self.fleets if fleet.prefill}
+        self._drive([self.fewest_split(shape) for shape in shapes if self.split and shape not in tried])
 
     def _drive(self, searches: Sequence[Steps]) -> None:
         """Run searches, as many at a time as there are jobs, each in the order in which they were given."""
