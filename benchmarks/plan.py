@@ -1,12 +1,13 @@
 """``kvyard plan`` against a grid: is its fleet within 5 % of the cheapest of up to 400 listed ones, and what does it take?
 
-    python benchmarks/plan.py [--limit 2000] [--only NAME ...] [--every]
+    python benchmarks/plan.py [--limit 2000] [--only NAME ...] [--every] [--splits]
 
 Two traces, two models and two SLOs each, and three questions that no fleet can answer. The grid is independent of the search:
 for each card, degree of tensor parallelism, cache type and host memory the most workers that cost less than 1.06 times the
 plan are replayed, and fewer as long as they keep the SLO; ``--every`` replays all points that are cheaper, for who doubts that
-fewer workers are never better. The second trace has sessions without a common clock and runs in a closed loop; most of its
-requests are longer than these models take, so that its cases are of its first ones that fit.
+fewer workers are never better. ``--splits`` takes a grid of prefill and decode workers instead, and leaves out pairs if one of
+their kind with as many or more of both roles misses the SLO. The second trace has sessions without a common clock and runs in a
+closed loop; most of its requests are longer than these models take, so that its cases are of its first ones that fit.
 """
 
 from __future__ import annotations
@@ -137,15 +138,19 @@ def run_plan(case: dict[str, Any], limit: int, folder: Path) -> tuple[int, dict[
     return done.returncode, json.loads(done.stdout) if done.stdout else {}, cpu, done.stderr
 
 
-def grid(case: dict[str, Any]) -> list[tuple[float, dict[str, Any]]]:
+def grid(case: dict[str, Any], splits: bool) -> list[tuple[float, dict[str, Any]]]:
     """Return the grid's points that there can be, the cheapest first."""
     base = {name: value for name, value in case.items() if name not in ("trace", "slo", "max_tokens")}
     found = []
-    sizes = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
-    for gpu, degree, dtype, host, workers in product(GPUS, (1, 2, 4, 8), ("auto", "fp8"), (0, 64), sizes):
-        if workers * degree > 48:
+    sizes: list[dict[str, Any]] = [{"workers": count} for count in (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)]
+    hosts: tuple[int, ...] = (0, 64)
+    if splits:
+        sizes = [{"prefill": prefill, "decode": decode} for prefill, decode in product((1, 2, 3, 4, 6), repeat=2)]
+        hosts = (0,)
+    for gpu, degree, dtype, host, size in product(GPUS, (1, 2, 4, 8), ("auto", "fp8"), hosts, sizes):
+        if sum(size.values()) * degree > 48:
             continue
-        point = {"gpu": gpu, "tensor_parallel_size": degree, "kv_cache_dtype": dtype, "workers": workers}
+        point = {"gpu": gpu, "tensor_parallel_size": degree, "kv_cache_dtype": dtype, **size}
         if host:
             point["host_bytes"] = f"{host * degree}GiB"
         try:
@@ -156,12 +161,14 @@ def grid(case: dict[str, Any]) -> list[tuple[float, dict[str, Any]]]:
     return sorted(found, key=lambda pair: pair[0])[:MOST]
 
 
-def best_of(case: dict[str, Any], limit: int, folder: Path, below: float, every: bool) -> tuple[float | None, int, int]:
+def best_of(
+    case: dict[str, Any], limit: int, folder: Path, below: float, arguments: argparse.Namespace
+) -> tuple[float | None, int, int]:
     """Return the price of the cheapest point that keeps the SLO, the points of the grid and how many were replayed.
 
     Points that cost 1.06 times ``below`` or more can't change the verdict and aren't replayed.
     """
-    points = grid(case)
+    points = grid(case, arguments.splits)
     study = Study(case["trace"], folder, limit=limit)
     limits, part = parse_limits(case["slo"]), TracePart(max_tokens=case.get("max_tokens"))
     kinds: dict[tuple[Any, ...], list[tuple[float, dict[str, Any]]]] = {}
@@ -171,14 +178,20 @@ def best_of(case: dict[str, Any], limit: int, folder: Path, below: float, every:
             kinds.setdefault(kind, []).append((price, settings))
     best, replayed = None, 0
     for sizes in kinds.values():
+        missed: list[tuple[int, ...]] = []
         for price, settings in reversed(sizes):
+            size = tuple(settings.get(name, 0) for name in ("workers", "prefill", "decode"))
+            if not arguments.every and any(
+                all(own <= least for own, least in zip(size, other, strict=True)) for other in missed
+            ):
+                continue
             point = study.point({}, make_config(settings), part)
             report = study.replay([point]).get(point.key)
             replayed += 1
             if report is not None and judged(report, price, limits)[1] <= 0:
                 best = price if best is None else min(best, price)
-            elif not every:
-                break
+            else:
+                missed.append(size)
     return best, len(points), replayed
 
 
@@ -188,6 +201,8 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=2000)
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--every", action="store_true", help="all points of the grid that are cheaper than the plan")
+    parser.add_argument("--splits", action="store_true", help="a grid of prefill and decode workers")
+    parser.add_argument("--folder", type=Path, help="where results are kept, for a second call to go on from")
     parser.add_argument("--no-grid", action="store_true", help="the search alone")
     arguments = parser.parse_args()
     print(
@@ -196,7 +211,9 @@ def main() -> None:
     for name, case in CASES.items():
         if (arguments.only and name not in arguments.only) or not case["trace"].exists():
             continue
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = temporary if arguments.folder is None else arguments.folder / name.replace(" ", "-")
+            Path(folder).mkdir(parents=True, exist_ok=True)
             case = fitting(case, arguments.limit, Path(folder))
             code, found, cpu, said = run_plan(case, arguments.limit, Path(folder) / "plan")
             answer = found.get("answer")
@@ -206,7 +223,7 @@ def main() -> None:
             price, points, replayed = (None, 0, 0)
             if not arguments.no_grid:
                 price, points, replayed = best_of(
-                    case, arguments.limit, Path(folder) / "grid", answer["cost"], arguments.every
+                    case, arguments.limit, Path(folder) / "grid", answer["cost"], arguments
                 )
             ratio = f"{answer['cost'] / price:6.3f}" if price else "   <1 "
             print(
