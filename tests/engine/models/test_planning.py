@@ -11,6 +11,8 @@ from kvyard.engine.config import EngineConfig
 from kvyard.engine.models import find_config, plan, preset, presets, read_config
 from kvyard.engine.models.fields import Fields
 from kvyard.engine.models.layers import Precision, _mamba1_bytes, mixers
+from kvyard.engine.models.memory import tokens_in_flight
+from kvyard.engine.models.planning import requests_that_fit
 from kvyard.engine.models.weights import count_weights, weight_bytes
 from kvyard.errors import KvyardError
 
@@ -220,9 +222,21 @@ def test_windows():
     page = 16 * 2 * 16 * 128 * 2
     assert made.bytes_per_block == 10 * page
     assert made.bytes_per_token == 10 * page // 16
-    # Of each window group: 1,023 tokens seen and 8,192 being computed, in blocks, and one for the edge.
-    assert made.bytes_per_request == 6 * (576 + 1) * made.bytes_per_block
-    assert made.max_concurrency == pytest.approx(made.num_blocks / (6 * 577 + 131072 // 16))
+    # Of each window group: 1,023 tokens seen and two passes of 8,192 in flight, in blocks, and one for the edge.
+    assert made.bytes_per_request == 6 * (1088 + 1) * made.bytes_per_block
+    assert made.max_concurrency == pytest.approx(made.num_blocks / (6 * 1089 + 131072 // 16))
+    # Before release 0.26 one pass, whatever is in flight.
+    before = bare(preset("gemma-3-27b"), vllm_version="0.25")
+    assert before.bytes_per_request == 6 * (576 + 1) * made.bytes_per_block
+
+
+@pytest.mark.parametrize(("version", "gib"), [("0.25", 45.79), ("0.26", 70.79)])
+def test_windows_keep_all_passes_in_flight_since_release_0_26(version: str, gib: float) -> None:
+    """Memory of one request of 131,072 tokens that vLLM asked for (its issue 49878: Gemma 4, ten layers a group of 256 KiB)."""
+    specs = [GroupSpec(block_size=16)] + [GroupSpec(kind="sliding_window", block_size=16, window=1024)] * 5
+    in_flight = tokens_in_flight(32768, version=version)
+    blocks = 1 / requests_that_fit(specs, 131072, in_flight, 1)
+    assert blocks * 10 * (256 << 10) / GIB == pytest.approx(gib, abs=0.005)
 
 
 def test_states():
@@ -250,7 +264,7 @@ def test_chunks():
     made = bare(preset("llama-4-scout"), max_model_len=65536)
     assert [spec.kind for spec in made.groups] == ["chunked_local"] * 3 + ["full"]
     assert made.groups[0].chunk == 8192
-    assert made.bytes_per_request == 3 * (8192 + 8192) // 16 * made.bytes_per_block
+    assert made.bytes_per_request == 3 * (8192 + 2 * 8192) // 16 * made.bytes_per_block
 
 
 def test_heads_are_split_and_then_repeated():

@@ -40,6 +40,8 @@ class Release(NamedTuple):
     """Default of ``gpu_memory_utilization``."""
     decides_ahead: bool = True
     """Default of ``async_scheduling``."""
+    keeps_batches: bool = False
+    """True if windows keep blocks of all batches in flight, not of one."""
 
 
 RELEASES = (
@@ -48,8 +50,9 @@ RELEASES = (
     Release((0, 17), 14.9, int(0.13 * GIB), int(0.55 * GIB), False, 0.9),
     Release((0, 18), 14.9, int(0.25 * GIB), int(2.1 * GIB), False, 0.9),
     Release((0, 20), 14.9, int(0.25 * GIB), int(2.1 * GIB), True, 0.92),
+    Release((0, 26), 14.9, int(0.25 * GIB), int(2.1 * GIB), True, 0.92, keeps_batches=True),
 )
-"""The last row is pull request 38284 of vLLM, in 0.20.0, which counts graphs and raises the default share."""
+"""vLLM's pull request 38284, in 0.20, counts graphs and raises the default share; 47728, in 0.26, keeps batches in flight."""
 
 
 def find_release(version: str) -> Release:
@@ -59,6 +62,13 @@ def find_release(version: str) -> Release:
         raise KvyardError(f"vllm_version is a release such as {NEWEST}, not {version!r}")
     number = tuple(map(int, parts))
     return max(release for release in RELEASES if release.since <= number)
+
+
+def tokens_in_flight(batched: int, stages: int = 1, version: str = NEWEST, ahead: bool = True) -> int:
+    """Return the tokens, of passes of ``batched``, that are scheduled and not settled, for which windows keep blocks: each of
+    the pipeline's ``stages`` computes a pass, and with ``ahead`` (async scheduling) one more is decided on.
+    """
+    return batched * (stages + ahead) if find_release(version).keeps_batches else batched
 
 
 def reserve(

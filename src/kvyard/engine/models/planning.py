@@ -15,7 +15,7 @@ from kvyard.blocks.spec import GroupSpec
 from kvyard.engine.models.fields import Fields
 from kvyard.engine.models.grouping import LayerGroup, bytes_per_block, group_layers
 from kvyard.engine.models.layers import Precision, cache_layers, mixers
-from kvyard.engine.models.memory import NEWEST, find_release
+from kvyard.engine.models.memory import NEWEST, find_release, tokens_in_flight
 from kvyard.engine.models.memory import reserve as memory_beside_cache
 from kvyard.engine.models.split import Parallelism, check_split
 from kvyard.engine.models.weights import (
@@ -202,12 +202,13 @@ def plan(config: Mapping[str, Any], memory: int, **options: Any) -> ModelPlan:
     stages = _stages(fields, memory, on)
     number = min(range(len(stages)), key=lambda index: stages[index].blocks)
     tight, batched = stages[number], on.max_num_batched_tokens
+    in_flight = tokens_in_flight(batched, on.pipeline_parallel_size, on.vllm_version)
     groups, page, blocks = tight.groups, tight.block, tight.blocks
     if blocks < 2:
         raise KvyardError(_too_large(fields, memory, on, tight))
     longest = on.max_model_len or fields.integer("max_position_embeddings")
     specs = [group.spec for group in groups]
-    needs = [_blocks_per_request(spec, longest, batched) for spec in specs]
+    needs = [_blocks_per_request(spec, longest, in_flight) for spec in specs]
     full = [group for group in groups if group.spec.is_full] or [g for g in groups if not g.spec.is_state]
     kept = [need for group, need in zip(groups, needs, strict=True) if not group.spec.is_full]
     return ModelPlan(
@@ -225,9 +226,9 @@ def plan(config: Mapping[str, Any], memory: int, **options: Any) -> ModelPlan:
         cache_bytes=tight.cache,
         stage=number,
         max_model_len=longest,
-        longest=longest_request(specs, longest, batched, blocks - 1),
-        max_tokens=tokens_that_fit(specs, longest, batched, blocks),
-        max_concurrency=requests_that_fit(specs, longest, batched, blocks),
+        longest=longest_request(specs, longest, in_flight, blocks - 1),
+        max_tokens=tokens_that_fit(specs, longest, in_flight, blocks),
+        max_concurrency=requests_that_fit(specs, longest, in_flight, blocks),
         max_num_batched_tokens=batched,
         max_num_seqs=on.max_num_seqs,
         enable_prefix_caching=on.enable_prefix_caching,
@@ -312,30 +313,30 @@ def find_precision(fields: Fields, kv_cache_dtype: str) -> Precision:
     )
 
 
-def _blocks_per_request(spec: GroupSpec, longest: int, batched: int) -> int:
-    """Return blocks that a request of ``longest`` tokens holds in a group at most, while a chunk of ``batched`` is computed."""
+def _blocks_per_request(spec: GroupSpec, longest: int, in_flight: int) -> int:
+    """Return blocks that a request of ``longest`` tokens holds in a group at most, while ``in_flight`` aren't settled."""
     if spec.is_state:
         return 2 if spec.mode == "align" else 1
-    cap = spec.rule().cap(batched, longest)
+    cap = spec.rule().cap(in_flight, longest)
     return ceil_div(longest, spec.block_size) if cap is None else cap
 
 
-def tokens_that_fit(specs: Sequence[GroupSpec], longest: int, batched: int, blocks: int) -> int:
+def tokens_that_fit(specs: Sequence[GroupSpec], longest: int, in_flight: int, blocks: int) -> int:
     """Return tokens of requests of ``longest`` tokens that fit into ``blocks``, the null block among them, as vLLM reports them
     ("GPU KV cache size"): windows and states of these requests take blocks, too.
     """
-    return int(requests_that_fit(specs, longest, batched, blocks) * longest)
+    return int(requests_that_fit(specs, longest, in_flight, blocks) * longest)
 
 
-def requests_that_fit(specs: Sequence[GroupSpec], longest: int, batched: int, blocks: int) -> float:
+def requests_that_fit(specs: Sequence[GroupSpec], longest: int, in_flight: int, blocks: int) -> float:
     """Return requests of ``longest`` tokens that fit into ``blocks``, the null block among them ("Maximum concurrency")."""
-    return blocks / sum(_blocks_per_request(spec, longest, batched) for spec in specs)
+    return blocks / sum(_blocks_per_request(spec, longest, in_flight) for spec in specs)
 
 
-def longest_request(specs: Sequence[GroupSpec], most: int, batched: int, blocks: int) -> int:
+def longest_request(specs: Sequence[GroupSpec], most: int, in_flight: int, blocks: int) -> int:
     """Return the length of the longest request, up to ``most``, that ``blocks`` hold: its need never shrinks as it grows."""
 
     def needed(length: int) -> int:
-        return sum(_blocks_per_request(spec, length, batched) for spec in specs)
+        return sum(_blocks_per_request(spec, length, in_flight) for spec in specs)
 
     return bisect_right(range(1, most + 1), blocks, key=needed)

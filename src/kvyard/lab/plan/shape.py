@@ -7,6 +7,7 @@ import numpy as np
 
 from kvyard.clock import MS, SECOND
 from kvyard.engine.config import EngineConfig
+from kvyard.engine.models.memory import NEWEST, tokens_in_flight
 from kvyard.engine.models.planning import longest_request
 from kvyard.engine.timing import make_timing
 from kvyard.errors import KvyardError
@@ -136,17 +137,23 @@ def alone(shape: Shape, base: Mapping[str, object], traffic: Traffic, itl_limit_
         itl_ms=timing.pass_ns((), 1, shortest, shortest) / MS,
         prefill_s=sum(times) * step * MS / SECOND / shape.ranks,
         decode_s=decode_ns / SECOND / shape.ranks,
-        max_model_len=_fitted_length(engine, base, traffic),
+        max_model_len=_fitted_length(engine, shape, base, traffic),
     )
 
 
-def _fitted_length(engine: EngineConfig, base: Mapping[str, object], traffic: Traffic) -> int | None:
+def in_flight(engine: EngineConfig, shape: Shape, base: Mapping[str, object]) -> int:
+    """Return the unsettled tokens for which an engine of ``shape`` keeps blocks in windows."""
+    version = str(base.get("vllm_version") or NEWEST)
+    return tokens_in_flight(engine.max_num_batched_tokens, shape.stages, version, engine.async_scheduling is not False)
+
+
+def _fitted_length(engine: EngineConfig, shape: Shape, base: Mapping[str, object], traffic: Traffic) -> int | None:
     """Return the length of request that vLLM has to be started with because its cache doesn't hold a longer one; ``None`` if
     it holds one of the model's length. Raises ``KvyardError`` if vLLM wouldn't start, or too many prompts wouldn't fit.
     """
     if engine.backend != "vllm" or engine.max_model_len is None:
         return None
-    most = longest_request(engine.specs, engine.max_model_len, engine.max_num_batched_tokens, engine.num_gpu_blocks)
+    most = longest_request(engine.specs, engine.max_model_len, in_flight(engine, shape, base), engine.num_gpu_blocks)
     if most >= engine.max_model_len:
         return None
     if base.get("max_model_len") is not None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
-from kvyard.engine.config import EngineConfig
 from kvyard.engine.models.planning import tokens_that_fit
 from kvyard.engine.timing.error_range import LEVEL
 from kvyard.lab.plan.plan import REQUESTS_PER_SECOND, Planned
 from kvyard.lab.plan.search import ROUTERS, FleetOption
 from kvyard.lab.plan.serve import serve_commands, serve_notes
-from kvyard.lab.plan.shape import KV_DTYPES, Shape
+from kvyard.lab.plan.shape import KV_DTYPES, Shape, in_flight
 from kvyard.lab.study import Chart, Result, Row, Section, Table, columns
 from kvyard.lab.study.charts import ANSWER, STANDINGS, Dot, Dots, dots
 from kvyard.lab.study.settings_file import as_toml
@@ -196,7 +195,7 @@ def _setup(planned: Planned, answer: FleetOption) -> str:
     shape = answer.shape
     router = planned.base.get("router", answer.router)
     split = "prefill and decode apart" if answer.prefill else "no prefill/decode split"
-    tokens = _room(planned.search.alone[shape].engine)
+    tokens = _room(planned, shape)
     host = " and no host memory"
     if shape.host_gib:
         host = f" and {shape.host_gib_per_rank} GiB of host memory"
@@ -215,12 +214,14 @@ def _setup(planned: Planned, answer: FleetOption) -> str:
     return sentence
 
 
-def _room(engine: EngineConfig) -> int:
+def _room(planned: Planned, shape: Shape) -> int:
     """Return the tokens that ``kvyard model`` says fit, which are fewer than the blocks hold if the model has windows."""
+    engine = planned.search.alone[shape].engine
     if engine.max_model_len is None:
         return engine.capacity_tokens
+    unsettled = in_flight(engine, shape, planned.base)
     # An engine doesn't count vLLM's null block.
-    return tokens_that_fit(engine.specs, engine.max_model_len, engine.max_num_batched_tokens, engine.num_gpu_blocks + 1)
+    return tokens_that_fit(engine.specs, engine.max_model_len, unsettled, engine.num_gpu_blocks + 1)
 
 
 def _sure(planned: Planned, answer: FleetOption) -> str:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from kvyard.clock import SECOND, WallClock
 from kvyard.engine.job import Job, JobState
+from kvyard.engine.models.memory import tokens_in_flight
 from kvyard.engine.models.planning import requests_that_fit
 from kvyard.events.tier import LOWER_TIERS
 from kvyard.index.metrics import Sample
@@ -89,7 +90,8 @@ class MockMetrics(Metrics):
     def _samples(self) -> Iterator[Sample]:
         worker, engine = self.worker, self.worker.config.engine
         blocks = engine.num_gpu_blocks + NULL_BLOCKS
-        concurrency = requests_that_fit(engine.specs, worker.longest, engine.max_num_batched_tokens, blocks)
+        in_flight = tokens_in_flight(engine.max_num_batched_tokens, ahead=engine.async_scheduling is not False)
+        concurrency = requests_that_fit(engine.specs, worker.longest, in_flight, blocks)
         facts = dict.fromkeys(CATALOG["cache_config"], "None") | {
             "block_size": str(worker.faults.told_block_size or worker.block_size),
             "num_gpu_blocks": str(blocks),
