@@ -63,7 +63,7 @@ def test_no_fleet_within_the_budget_is_exit_code_1(tmp_path: Path, capsys: pytes
     [
         (["--slo", "ttft_p99<2s"], "Say --gpu h100"),
         (["--gpu", "h1000", "--slo", "ttft_p99<2s"], "unknown card 'h1000'"),
-        (["--gpu", "mi300x", "--slo", "ttft_p99<2s"], "the price list has no mi300x: say --price-card"),
+        (["--gpu", "h20", "--slo", "ttft_p99<2s"], "the price list has no h20: say --price-card"),
         (["--gpu", "h100"], "what must hold"),
         (["--gpu", "h100", "--slo", "ttft_p99<2s", "-tp", "x"], "tensor_parallel_size is 'x'"),
         (["--gpu", "h100", "--slo", "ttft_p99<2s", "--speedup", "0"], "speedup must be a number above 0"),
