@@ -96,3 +96,12 @@ def test_a_preempted_job_has_its_new_place() -> None:
     batch.join(early)
     batch.advance(1)
     assert [job.serial for job in batch.due()] == [2, 3]
+
+
+def test_a_job_that_joins_after_its_pass_was_formed_is_due_behind_those_before_it():
+    """As a request with a whole prompt from a prefill worker does: its first pass is in flight as it joins."""
+    batch, manager = make()
+    first = decoding(batch, manager, 1, SIZE - 1, 40)
+    late = decoding(batch, manager, 2, SIZE, 40)
+    batch.advance(1)
+    assert batch.due() == [first, late]

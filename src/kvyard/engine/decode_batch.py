@@ -107,8 +107,10 @@ class DecodeBatch:
         """Remove and return the jobs that need their block manager in the pass ``tick``, in order of admission, caught up."""
         touches, tick = self._touches, self.tick
         jobs: list[Job] = []
+        late = False
         while touches and touches[0][0] <= tick:
             when, serial, job = heappop(touches)
+            late = late or when < tick
             # A preempted job may have an older entry for this pass, with its former serial.
             if job.touch == when and job.serial == serial and job.state is JobState.DECODE:
                 job.touch = -1  # a job that left and rejoined may have a second entry for this pass
@@ -119,6 +121,8 @@ class DecodeBatch:
                 else:
                     job.catch_up(tick)
                 jobs.append(job)
+        if late:  # a job that joined after the pass before was formed comes first in the heap
+            jobs.sort(key=_serial)
         return jobs
 
     def due_before(self, tick: int, size: int) -> list[Job]:
@@ -189,3 +193,7 @@ class DecodeBatch:
         self._touches = [e for e in self._touches if e[2].touch == e[0] and e[2].state is JobState.DECODE]
         heapify(self._ends)
         heapify(self._touches)
+
+
+def _serial(job: Job) -> int:
+    return job.serial
