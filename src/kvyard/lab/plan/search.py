@@ -40,6 +40,8 @@ CLOSE = 1.6
 """Variants are tried of shapes whose cheapest fleet costs at most this times the best one."""
 MOST_VARIED = 3
 """Shapes whose variants are tried."""
+ROUTED = 0.5
+"""Other routers aren't tried if the default one misses the SLO by more than this share."""
 UNREAD = 1e-4
 """Host memory that fewer than this share of the prompt tokens come from makes no difference."""
 FROM_HOST = f"reuse_{HOST.label}"
@@ -140,11 +142,11 @@ class FleetSearch(msgspec.Struct):
             self._drive_splits(shapes)
         leading = self._leading()
         for shape in leading:
-            routers = ROUTERS[1:] if self.base.get("router") is None else ()
+            self._drive_splits([shape])
+            routers = ROUTERS[1:] if self._routing_may_do(shape) else ()
             steps = [self.fewest(shape, router) for router in routers]
             steps += [self.fewest_roomier(ladder) for ladder in roomier(shape, self.base)]
             self._drive(steps)
-            self._drive_splits([shape])
         self._drive_splits(shape for shape in shapes if self._interrupted_by_prompts(shape))
         # A smaller cache costs nothing, and may be what a shape lacked that missed the SLO.
         tried = {fleet.shape for fleet in self.fleets}
@@ -345,6 +347,18 @@ class FleetSearch(msgspec.Struct):
                 cheapest[shape] = min(fleet.cost, cheapest.get(shape, fleet.cost))
         close = [shape for shape, cost in cheapest.items() if cost <= best.cost * CLOSE]
         return sorted(close, key=lambda shape: cheapest[shape])[:MOST_VARIED]
+
+    def _routing_may_do(self, shape: Shape) -> bool:
+        """True if a better router may be all that the workers of ``shape`` lack that are affordable."""
+        high = self.affordable(shape)
+        if self.base.get("router") is not None or high is None:
+            return False
+        missed = [
+            fleet.violation
+            for fleet in self.fleets
+            if fleet.shape == shape and not fleet.prefill and fleet.router == ROUTERS[0] and fleet.workers <= high
+        ]
+        return min(missed, default=0.0) <= ROUTED
 
     def _interrupted_by_prompts(self, shape: Shape) -> bool:
         """True if a fleet of ``shape`` missed nothing but limits between tokens: workers without prompts may keep those."""
