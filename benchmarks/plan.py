@@ -223,7 +223,7 @@ def main() -> None:
             price, points, replayed = (None, 0, 0)
             if not arguments.no_grid:
                 price, points, replayed = best_of(
-                    case, arguments.limit, Path(folder) / "grid", answer["cost"], arguments
+                    case, arguments.limit, Path(folder) / "plan", answer["cost"], arguments
                 )
             ratio = f"{answer['cost'] / price:6.3f}" if price else "   <1 "
             print(
