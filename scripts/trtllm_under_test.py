@@ -336,7 +336,8 @@ def load(checkout: Path) -> tuple[Any, type]:
         "nvtx_range": lambda label: lambda method: method,
         "LlmRequest": StandInRequest,
         "ScheduledRequests": schedulers.ScheduledRequests,
-        "MambaHybridCacheManager": type(None),
+        # The second is what 1.3.0rc20 and later call it.
+        **dict.fromkeys(("MambaHybridCacheManager", "MixedMambaHybridCacheManager"), type(None)),
     }
     exec(compile(unit, str(file), "exec"), names)
     return schedulers, names["PyExecutor"]
