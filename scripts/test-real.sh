@@ -2,7 +2,8 @@
 # Runs the tests that start real engines and proxies. Each suite gets its environment in build/peers, made the first time.
 #
 #     scripts/test-real.sh                tests/real and tests/vllm: a vLLM on CPU
-#     scripts/test-real.sh envoy          a suite by its name, and what pytest is to be told beside it: envoy -k subset
+#     scripts/test-real.sh envoy          a suite by its name, and what pytest is to be told beside it: envoy -k subset, or
+#                                         files: sglang tests/real/sglang/test_expect.py
 #     scripts/test-real.sh vllm-suite     vLLM's own tests with kvyard's scheduler and manager; --connectors and --http run others
 #     scripts/test-real.sh tests/real/test_gateway.py
 #
@@ -16,23 +17,32 @@ peer() { # variable, path below build/peers, peers that make it
     [ -n "${!variable:-}" ] || { scripts/peers.sh "$@"; export "$variable=$path"; }
 }
 
+tests() { # marker, folder, what pytest is to be told; tests named there run instead of the folder's
+    local marker="$1" folder="$2" argument
+    shift 2
+    for argument in "$@"; do
+        [ ! -e "${argument%%::*}" ] || folder=
+    done
+    exec .venv/bin/python -m pytest -m "$marker" ${folder:+"$folder"} "$@"
+}
+
 suite="${1:-}"
 case "$suite" in
     envoy)
         shift
         peer KVYARD_ENVOY envoy/bin/envoy envoy
-        exec .venv/bin/python -m pytest -m envoy tests/real/envoy "$@"
+        tests envoy tests/real/envoy "$@"
         ;;
     nixl)
         shift
         peer KVYARD_VLLM_PYTHON vllm/bin/python vllm
         peer KVYARD_NIXL nixl nixl
-        exec .venv/bin/python -m pytest -m nixl tests/real/nixl "$@"
+        tests nixl tests/real/nixl "$@"
         ;;
     sglang)
         shift
         peer KVYARD_SGLANG_PYTHON sglang/bin/python sglang
-        exec .venv/bin/python -m pytest -m sglang tests/real/sglang "$@"
+        tests sglang tests/real/sglang "$@"
         ;;
     vllm-suite)
         shift
