@@ -4,7 +4,7 @@
 
 Tests of the scheduler read a model's configuration and never its weights. Each stand-in is the default configuration of the
 model's class in `transformers`, which has the shape of the model, and a tokenizer of 1,024 tokens. Models that a test runs are
-tiny. A stand-in that exists is left alone.
+tiny, with weights. A stand-in that exists is left alone.
 """
 
 from __future__ import annotations
@@ -32,7 +32,11 @@ CONFIGURATIONS = {
             "do_layer_norm_before": False,
         },
     ),
-    "llava-hf/llava-1.5-7b-hf": ("LlavaConfig", "LlavaForConditionalGeneration", {}),
+    "llava-hf/llava-1.5-7b-hf": (
+        "LlavaConfig",
+        "LlavaForConditionalGeneration",
+        {"text_config": {"model_type": "llama", "max_position_embeddings": 4096}},
+    ),
     "Qwen/Qwen2.5-VL-3B-Instruct": ("Qwen2_5_VLConfig", "Qwen2_5_VLForConditionalGeneration", {}),
     "Qwen/Qwen1.5-7B": ("Qwen2Config", "Qwen2ForCausalLM", {}),
 }
@@ -55,12 +59,12 @@ IMAGES = {
 """How the vision model reads images."""
 NO_WEIGHTS = b'{"__metadata__":{}}     '
 TINY = {
-    "hmellor/tiny-random-LlamaForCausalLM": "llama",
-    "Qwen/Qwen3-0.6B": "llama",
-    "meta-llama/Llama-3.2-1B-Instruct": "llama",
-    "google/gemma-3-1b-it": "gemma3",
+    "hmellor/tiny-random-LlamaForCausalLM": ("llama", 8192),
+    "Qwen/Qwen3-0.6B": ("llama", 40960),
+    "meta-llama/Llama-3.2-1B-Instruct": ("llama", 131072),
+    "google/gemma-3-1b-it": ("gemma3", 32768),
 }
-"""Model that a test starts -> the tiny model that stands in for it."""
+"""Model that a test starts -> the tiny model that stands in for it, and the model's own longest context."""
 
 
 def main() -> None:
@@ -74,15 +78,17 @@ def main() -> None:
         snapshot = place / "snapshots" / "0"
         shutil.rmtree(place, ignore_errors=True)  # what an earlier run didn't finish
         snapshot.parent.mkdir(parents=True)
-        tiny_models.write_model(snapshot, tiny_models.MODELS[TINY.get(name, "llama")], tokenizer, weights=False)
+        tiny, longest = TINY.get(name, ("llama", tiny_models.LONGEST))
+        shape = tiny_models.MODELS[tiny] | {"max_position_embeddings": longest}
+        tiny_models.write_model(snapshot, shape, tokenizer, weights=name in TINY)
         if name in CONFIGURATIONS:
             kind, architecture, shape = CONFIGURATIONS[name]
             configuration = getattr(transformers, kind)(architectures=[architecture], **shape)
             tiny_models.write_json(snapshot / "config.json", configuration.to_dict())
         for file, content in IMAGES.items() if "llava" in name else ():
             tiny_models.write_json(snapshot / file, content)
-        # Without weights to look at, vLLM asks for them, twice.
-        (snapshot / "model.safetensors").write_bytes(len(NO_WEIGHTS).to_bytes(8, "little") + NO_WEIGHTS)
+        if name not in TINY:  # without weights to look at, vLLM asks for them, twice
+            (snapshot / "model.safetensors").write_bytes(len(NO_WEIGHTS).to_bytes(8, "little") + NO_WEIGHTS)
         (place / "refs").mkdir(exist_ok=True)
         (place / "refs" / "main").write_text("0")
 

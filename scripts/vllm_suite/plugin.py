@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from vllm.distributed import parallel_state
 from vllm.transformers_utils import repo_utils
 
 OUTCOMES = Path(os.environ["KVYARD_SUITE_OUT"])
@@ -68,9 +69,16 @@ def _last_line(text: str) -> str:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave out the clean-up of GPU memory after each test, which takes longer than the test."""
+    """Leave out vLLM's clean-up after each test, which takes longer than the test: see ``pytest_runtest_teardown``."""
     for item in items:
         item.add_marker("skip_global_cleanup")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown() -> None:
+    """Clean up after a test that left a parallel group, which no later test could make again."""
+    if parallel_state.model_parallel_is_initialized() or parallel_state._WORLD is not None:
+        parallel_state.cleanup_dist_env_and_memory()
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -111,8 +111,9 @@ def run(folder: Path, classes: str, tests: list[str]) -> dict[str, Outcome]:
 
 
 def read(classes: str) -> dict[str, Outcome]:
-    """The outcomes of the last run with these classes."""
-    lines = (PLACE / f"{classes}.jsonl").read_text().splitlines()
+    """The outcomes of the last run with these classes; none before the first."""
+    file = PLACE / f"{classes}.jsonl"
+    lines = file.read_text().splitlines() if file.exists() else []
     return {line["test"]: line for line in map(json.loads, lines)}
 
 
