@@ -64,8 +64,13 @@ class ThreadedServer:
         return reply.json()
 
     def metrics(self) -> dict[str, float]:
-        lines = self.client.get("/metrics").text.splitlines()
-        return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if not line.startswith("#")}
+        return metrics_of(self.client.get("/metrics").text)
+
+
+def metrics_of(page: str) -> dict[str, float]:
+    """The samples of a page in Prometheus' text format, by name and labels."""
+    rows = [line.rpartition(" ") for line in page.splitlines() if not line.startswith("#")]
+    return {name: float(value) for name, _, value in rows}
 
 
 def check_description(url: str, examples: int, without: Collection[str] = ()) -> int:

@@ -94,15 +94,19 @@ OUTPUT = "Output"
 """Heading of options for results and printed output."""
 
 
-class PlainCommand(TyperCommand):
-    """Has options in its help under the headings that they name (``rich_help_panel``), without boxes."""
+class Suggesting:
+    """Part of a command: adds the closest options to the error about an unknown one."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         try:
-            return super().parse_args(ctx, args)
+            return super().parse_args(ctx, args)  # type: ignore[misc,no-any-return]
         except Exception as error:
             _suggest(self, ctx, error)
             raise
+
+
+class PlainCommand(Suggesting, TyperCommand):
+    """Has options in its help under the headings that they name (``rich_help_panel``), without boxes."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         sections: dict[str, list[tuple[str, str]]] = {}
@@ -168,19 +172,12 @@ class PlainGroup(TyperGroup):
                 formatter.write_dl([(name.ljust(width), summary) for name, summary in lines])
 
 
-class RootGroup(PlainGroup):
+class RootGroup(Suggesting, PlainGroup):
     """Turns what goes wrong with stdout and stderr into exit codes and a sentence."""
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         with _written():
             return super().make_context(info_name, args, parent=parent, **extra)
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        try:
-            return super().parse_args(ctx, args)
-        except Exception as error:
-            _suggest(self, ctx, error)
-            raise
 
     def invoke(self, ctx: Any) -> Any:
         with _written():

@@ -8,14 +8,8 @@ from typing import Annotated
 
 import typer
 
-from kvyard.lab.conform import LogDifference, LogError, LogVerdict
+from kvyard.lab.conform import LogDifference, LogError, LogVerdict, scheduler, sglang, trtllm
 from kvyard.lab.conform import conform as compare_blocks
-from kvyard.lab.conform.scheduler import conform as compare_steps
-from kvyard.lab.conform.scheduler import is_scheduler_log
-from kvyard.lab.conform.sglang import conform as compare_batches
-from kvyard.lab.conform.sglang import is_sglang_log
-from kvyard.lab.conform.trtllm import conform as compare_passes
-from kvyard.lab.conform.trtllm import is_trtllm_log
 
 SHOWN = 400
 """Characters shown of each result: enough to see a queue differ, short enough for a terminal."""
@@ -64,11 +58,12 @@ def conform(
 
 def _compare(path: Path) -> Callable[[Path], LogVerdict]:
     """Return the comparison for the kind of log that ``path`` is."""
-    if is_sglang_log(path):
-        return compare_batches
-    if is_trtllm_log(path):
-        return compare_passes
-    return compare_steps if is_scheduler_log(path) else compare_blocks
+    comparisons: dict[object, Callable[[Path], LogVerdict]] = {
+        None: compare_blocks,
+        sglang.FORMAT: sglang.conform,
+        trtllm.FORMAT: trtllm.conform,
+    }
+    return comparisons.get(scheduler.log_format(path), scheduler.conform)
 
 
 def _line(verdict: LogVerdict) -> str:

@@ -28,6 +28,7 @@ from kvyard.events.transport.subscription import Subscription
 from kvyard.events.types import Event, Removed, Stored
 from kvyard.events.wire import WIRES
 from kvyard.hashing import Key
+from kvyard.hashing.keys import short_text
 from kvyard.settings import settings_of
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Read and check streams of KV-cache events.")
@@ -344,7 +345,7 @@ def _event(event: Event) -> str:
         count = len(event.hashes)
         tokens = "" if event.tokens is not None else ", no tokens"
         size = f" of {event.block_size}" if event.block_size else ""
-        parent = "" if event.parent is None else f" after {_key(event.parent)}"
+        parent = "" if event.parent is None else f" after {short_text(event.parent)}"
         more = "".join(
             f"  {name} {value}"
             for name, value in (("lora", event.lora_name), ("salt", event.salt), ("kind", event.kind))
@@ -381,12 +382,8 @@ def _blocks(count: int) -> str:
 
 
 def _keys(keys: Sequence[Key]) -> str:
-    shown = " ".join(_key(key) for key in keys[:FEW])
-    return shown if len(keys) <= FEW else f"{shown} … {_key(keys[-1])}"
-
-
-def _key(key: Key) -> str:
-    return key.hex()[:16] if isinstance(key, bytes) else f"{key:016x}"
+    shown = " ".join(short_text(key) for key in keys[:FEW])
+    return shown if len(keys) <= FEW else f"{shown} … {short_text(keys[-1])}"
 
 
 def _value(key: Key) -> int | str:

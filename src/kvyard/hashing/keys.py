@@ -41,3 +41,8 @@ PackedKeys: TypeAlias = DigestKeys | NumberKeys
 def packed_keys(example: Key) -> PackedKeys:
     """Return an empty sequence for keys like ``example``."""
     return NumberKeys("Q") if isinstance(example, int) else DigestKeys(len(example))
+
+
+def short_text(key: Key) -> str:
+    """Return a hash for people: its first 16 hexadecimal digits."""
+    return key.hex()[:16] if isinstance(key, bytes) else f"{key:016x}"

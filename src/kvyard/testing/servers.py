@@ -1,6 +1,5 @@
 """A mock fleet and a gateway for tests, each on free ports of this machine."""
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -31,7 +30,6 @@ class FleetServer(ThreadedService):
         config = make_config({**events, **settings})
         config = msgspec.structs.replace(config, faults=changed(config.faults, faults or {}))
         self.fleet = MockFleet(config, HOST, port)
-        self._stopping = asyncio.Event()
 
     @property
     def urls(self) -> list[str]:
@@ -73,10 +71,6 @@ class FleetServer(ThreadedService):
         async with self.fleet:
             ready()
             await self._stopping.wait()
-
-    def end(self) -> None:
-        if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._stopping.set)
 
 
 class GatewayServer(ThreadedService):

@@ -27,7 +27,6 @@ class StreamReader(ThreadedService):
         self._replay, self._topic = replay, topic
         self._changed = threading.Condition()
         self._updates: list[Update] = []
-        self._stopping = asyncio.Event()
 
     @property
     def updates(self) -> list[Update]:
@@ -69,7 +68,3 @@ class StreamReader(ThreadedService):
                     with self._changed:
                         self._updates.append(update)
                         self._changed.notify_all()
-
-    def end(self) -> None:
-        if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._stopping.set)

@@ -19,6 +19,7 @@ class ThreadedService:
     def __init__(self) -> None:
         self._ready = threading.Event()
         self._problem: BaseException | None = None
+        self._stopping = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._work, name=type(self).__name__, daemon=True)
 
@@ -27,8 +28,9 @@ class ThreadedService:
         raise NotImplementedError
 
     def end(self) -> None:
-        """Have ``serve`` return; any thread may call it."""
-        raise NotImplementedError
+        """Have ``serve`` return, which waits for ``_stopping``; any thread may call it."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._stopping.set)
 
     def __enter__(self) -> Self:
         self._thread.start()

@@ -12,7 +12,7 @@ import pytest
 from tests.cli.support import exit_code
 
 from kvyard.lab.conform import LogError
-from kvyard.lab.conform.scheduler import LoggedRun, Record, SchedulerLog, conform, is_scheduler_log, read_lines
+from kvyard.lab.conform.scheduler import LoggedRun, Record, SchedulerLog, conform, log_format, read_lines
 
 TESTS = Path(__file__).resolve().parents[2]
 OWN = sorted((TESTS / "golden" / "scheduler").glob("*.xz"))
@@ -145,4 +145,4 @@ def test_a_bad_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str
     path.write_text('{"format": "scheduler-log/1"}\nnonsense\n')
     with pytest.raises(LogError, match=r"bad@1\.jsonl: can't be read"):
         conform(path)
-    assert not is_scheduler_log(tmp_path / "none.jsonl.xz")
+    assert log_format(tmp_path / "none.jsonl.xz") is None

@@ -29,6 +29,7 @@ from google.protobuf.struct_pb2 import Struct
 from tests.server.gateway.support import SWIFT, fleet
 from tests.server.mock.support import Served
 from tests.server.support import PATIENCE
+from tests.server.threaded import metrics_of
 from tests.waiting import eventually
 
 from kvyard.server.epp.config import convert
@@ -122,8 +123,7 @@ class PickerServed:
         return self
 
     def metrics(self) -> dict[str, float]:
-        lines = self.client.get("/metrics").text.splitlines()
-        return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if not line.startswith("#")}
+        return metrics_of(self.client.get("/metrics").text)
 
     def idle(self) -> None:
         """Wait until nothing is under way, and see that nothing is held."""

@@ -47,7 +47,7 @@ def row_between(rows: tuple[float, ...], us: tuple[tuple[float, ...], ...], x: f
     """Return the row at ``x`` of the axis ``rows``, which is flat before its first point."""
     if len(rows) == 1:
         return us[0]
-    low = _row(rows, x)
+    low = place_before(rows, x)
     share = _way(rows, low, x)
     near, far = us[low], us[low + 1]
     return tuple([near[column] + share * (far[column] - near[column]) for column in range(len(near))])
@@ -60,7 +60,7 @@ def across(
     near = far = us[0]
     share = 0.0
     if len(rows) > 1:
-        low = _row(rows, x)
+        low = place_before(rows, x)
         share = _way(rows, low, x)
         near, far = us[low], us[low + 1]
     last = len(axis) - 2
@@ -86,10 +86,10 @@ def place(axis: tuple[float, ...], x: float) -> int:
     return low - 1
 
 
-def _row(rows: tuple[float, ...], x: float) -> int:
-    """Return the row before ``x``, never the last."""
-    low = place(rows, x)
-    last = len(rows) - 2
+def place_before(axis: tuple[float, ...], x: float) -> int:
+    """Return the place of the point before ``x``: never the last one, unless there is no other."""
+    low = place(axis, x)
+    last = len(axis) - 2
     if low > last:
         low = last
     return low if low > 0 else 0

@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from kvyard.engine.timing.host import NO_HOST, Host
-from kvyard.engine.timing.interpolation import Grid, Line, place
+from kvyard.engine.timing.interpolation import Grid, Line, place, place_before
 from kvyard.engine.timing.model import SHORT, Durations, Times, scaled, scaled_many
 from kvyard.engine.timing.pass_table import Curve, PassTable, Plane
 from kvyard.engine.timing.roofline import padded
@@ -211,7 +211,7 @@ class _MixedAttention:
         self._grids = [list(row.values()) for row in grids.values()]
 
     def value(self, new: int, past: float, batch: int, context: float) -> float:
-        low = _before(self._new, new)
+        low = place_before(self._new, new)
         share = _share(self._new, low, new)
         if share == 0.0:
             return self._along_past(low, past, batch, context)
@@ -220,7 +220,7 @@ class _MixedAttention:
 
     def _along_past(self, row: int, past: float, batch: int, context: float) -> float:
         axis, grids = self._past[row], self._grids[row]
-        low = _before(axis, past)
+        low = place_before(axis, past)
         share = _share(axis, low, past)
         near = grids[low].value(batch, context)
         return near if share == 0.0 else (1.0 - share) * near + share * grids[low + 1].value(batch, context)
@@ -232,15 +232,6 @@ def _line(curve: Curve) -> Line:
 
 def _grid(plane: Plane) -> Grid:
     return Grid(plane.rows, plane.at, tuple([tuple([us * NS_PER_US for us in row]) for row in plane.us]))
-
-
-def _before(axis: tuple[float, ...], x: float) -> int:
-    """Return the place of the point before ``x``: never the last one, unless there is no other."""
-    low = place(axis, x)
-    last = len(axis) - 2
-    if low > last:
-        low = last
-    return low if low > 0 else 0
 
 
 def _share(axis: tuple[float, ...], low: int, x: float) -> float:

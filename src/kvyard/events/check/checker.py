@@ -17,6 +17,7 @@ from kvyard.events.transport.state import State, Update
 from kvyard.events.types import Event, Removed, Stored, Tier
 from kvyard.events.wire import Decoder, EngineGuess
 from kvyard.hashing import Key
+from kvyard.hashing.keys import short_text
 
 MAX_EXAMPLES = 5
 AGAIN = 3
@@ -323,7 +324,7 @@ class Checker:
         else:
             facts.groups.setdefault(name, "")
         partial = any(word in stream.kinds.get(event.group, "") for word in NOT_FULL)
-        first = _hash(event.hashes[0]) if event.hashes else "none"
+        first = short_text(event.hashes[0]) if event.hashes else "none"
         example = f"batch {stream.facts.last}: {len(event.hashes)} blocks, first {first}"
         if event.block_size and event.block_size not in (sizes := facts.block_sizes.setdefault(name, [])):
             sizes.append(event.block_size)
@@ -339,12 +340,12 @@ class Checker:
         if event.parent is not None and not stream.holds(event.parent, rank, event.group):
             tally = facts.orphans_of_removed if event.parent in stream.known else facts.orphans
             size = (name, event.block_size)
-            tally.add(f"{example}, parent {_hash(event.parent)}", stream.excused, event.tier, partial, size)
+            tally.add(f"{example}, parent {short_text(event.parent)}", stream.excused, event.tier, partial, size)
             facts.orphan_blocks += len(event.hashes)
         copies = stream.copies.setdefault(place, Counter())
         for key in event.hashes:
             if copies[key] > 0:
-                facts.repeated_stores.add(f"batch {stream.facts.last}: {_hash(key)}", False, Tier.G1, False)
+                facts.repeated_stores.add(f"batch {stream.facts.last}: {short_text(key)}", False, Tier.G1, False)
             copies[key] += 1
             facts.recurring[event.tier.name] += copies[key] == AGAIN
         stream.plain.setdefault(place, set()).update(event.hashes)
@@ -369,13 +370,9 @@ class Checker:
                 continue
             del copies[key]
             tally = facts.repeated_removes if key in stream.known else facts.unknown_removes
-            tally.add(f"batch {stream.facts.last}: {_hash(key)}", stream.excused, event.tier, partial)
+            tally.add(f"batch {stream.facts.last}: {short_text(key)}", stream.excused, event.tier, partial)
         stream.plain.setdefault(place, set()).difference_update(event.hashes)
 
 
 def group_name(group: int | None) -> str:
     return "none" if group is None else str(group)
-
-
-def _hash(key: Key) -> str:
-    return key.hex()[:16] if isinstance(key, bytes) else f"{key:016x}"

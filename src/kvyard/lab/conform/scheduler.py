@@ -202,19 +202,14 @@ def read_lines(path: Path) -> list[Record]:
         raise LogError(f"{path}: can't be read: {bad}") from bad
 
 
-def is_scheduler_log(path: Path) -> bool:
-    """Return true if the first line of a file, plain or compressed, is a log's header; false for one that can't be read."""
-    first = read_first_line(path)
-    return isinstance(first, dict) and "format" in first
-
-
-def read_first_line(path: Path) -> object:
-    """Return the first line of a file of JSON lines, plain, .xz or .gz; ``None`` if it can't be read."""
+def log_format(path: Path) -> object:
+    """Return the format that the first line of a file, plain, .xz or .gz, names; ``None`` if it names none or can't be read."""
     try:
         with _open(path) as lines:
-            return json.loads(next(iter(lines), "null"))
+            header = json.loads(next(iter(lines), "null"))
     except (OSError, EOFError, lzma.LZMAError, zlib.error, ValueError, RecursionError):
         return None
+    return header.get("format") if isinstance(header, dict) else None
 
 
 def _open(path: Path) -> IO[str]:

@@ -33,7 +33,6 @@ from kvyard.lab.conform.scheduler import (
     Record,
     check_requests,
     difference_at,
-    read_first_line,
     read_lines,
 )
 from kvyard.tiers.config import OffloadConfig, TierConfig
@@ -383,12 +382,6 @@ def conform(path: Path) -> LogVerdict:
     except MALFORMED as bad:
         raise LogError(f"{path}: can't be replayed: {in_words(bad)}") from bad
     return LogVerdict(log.name, difference.line if difference is not None else len(log.steps), difference, "steps")
-
-
-def is_sglang_log(path: Path) -> bool:
-    """Return true if the first line of a file, plain or compressed, is the header of a log of SGLang."""
-    header = read_first_line(path)
-    return isinstance(header, dict) and header.get("format") == FORMAT
 
 
 def _first_difference(log: SglangLog) -> LogDifference | None:

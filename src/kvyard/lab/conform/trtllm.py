@@ -20,7 +20,7 @@ from kvyard.engine.policies.trtllm import TrtllmPasses
 from kvyard.engine.timing import TimingConfig
 from kvyard.errors import KvyardError
 from kvyard.lab.conform import LogError, LogVerdict
-from kvyard.lab.conform.scheduler import LoggedRun, Record, SchedulerLog, read_first_line, replay
+from kvyard.lab.conform.scheduler import LoggedRun, Record, SchedulerLog, replay
 
 FORMAT = "trtllm-log/1"
 LOWER_CASE = ("capacity_scheduler_policy", "context_chunking_policy")
@@ -74,9 +74,3 @@ class TrtllmRun(LoggedRun):
 def conform(path: Path) -> LogVerdict:
     """Replay one log. Raises ``LogError`` for a file that isn't one, or can't be replayed."""
     return replay(path, TrtllmLog(path), TrtllmRun)
-
-
-def is_trtllm_log(path: Path) -> bool:
-    """Return true if the first line of a file, plain or compressed, is the header of a log of TensorRT-LLM."""
-    header = read_first_line(path)
-    return isinstance(header, dict) and header.get("format") == FORMAT

@@ -106,10 +106,7 @@ def as_anthropic(refusal: Refusal) -> tuple[int, dict[str, Any]]:
 class MessagesShape(ReplyShape):
     """``/v1/messages``."""
 
-    prefix, end = "chatcmpl", b""
-
-    def frame(self, value: dict[str, Any]) -> bytes:
-        return b"event: %b\n" % value["type"].encode() + super().frame(value)
+    prefix, end, named = "chatcmpl", b"", True
 
     def error(self, refusal: Refusal) -> tuple[int, Any]:
         return as_anthropic(refusal)

@@ -95,7 +95,7 @@ def _message(item: Json, index: int) -> ChatMessage:
 class ResponseShape(ReplyShape):
     """``/v1/responses``."""
 
-    prefix, end = "resp", b""
+    prefix, end, named = "resp", b"", True
 
     def __init__(self, response: TakenResponse, name: str, tokenizer: Tokenizer, store: ResponseStore) -> None:
         super().__init__(response.taken, name, tokenizer)
@@ -106,9 +106,6 @@ class ResponseShape(ReplyShape):
         self._item = f"msg_{xxhash.xxh3_64_hexdigest(self.id.encode())}"
         self._text = ""
         self._number = 0
-
-    def frame(self, value: dict[str, Any]) -> bytes:
-        return b"event: %b\n" % value["type"].encode() + super().frame(value)
 
     def whole(self, choices: Sequence[MockChoice]) -> dict[str, Any]:
         self._text = "".join(self._take(choices[0])[1])

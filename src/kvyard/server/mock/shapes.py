@@ -30,6 +30,8 @@ class ReplyShape:
     prefix = object = chunk_object = ""
     end = b"data: [DONE]\n\n"
     """End of a stream."""
+    named = False
+    """True if chunks of a stream have an ``event:`` line with their type."""
 
     def __init__(self, taken: Taken, name: str, tokenizer: Tokenizer) -> None:
         """The reply to ``taken``, whose id ends in ``name``."""
@@ -46,7 +48,8 @@ class ReplyShape:
 
     def frame(self, value: dict[str, Any]) -> bytes:
         """Return a chunk as it is written."""
-        return b"data: %b\n\n" % _encode(value)
+        name = b"event: %b\n" % value["type"].encode() if self.named else b""
+        return b"%bdata: %b\n\n" % (name, _encode(value))
 
     def error(self, refusal: Refusal) -> tuple[int, Any]:
         """Return status and body of a refusal by the engine."""

@@ -27,6 +27,7 @@ pytest.importorskip("httptools", reason="needs kvyard[server]")
 pytest.importorskip("aiohttp", reason="needs kvyard[server]")
 
 from tests.server.gateway.support import PATIENCE, GatewayProcess, fleet, together
+from tests.server.threaded import metrics_of
 from tests.server.tls import certificate
 
 from kvyard.cli.app import main
@@ -55,8 +56,7 @@ class GroupProcess(GatewayProcess):
         return httpx.post(self.url + path, json=body, timeout=PATIENCE, trust_env=False)
 
     def metrics(self) -> dict[str, float]:
-        lines = httpx.get(f"{self.url}/metrics", timeout=PATIENCE, trust_env=False).text.splitlines()
-        return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if not line.startswith("#")}
+        return metrics_of(httpx.get(f"{self.url}/metrics", timeout=PATIENCE, trust_env=False).text)
 
     def restarts(self) -> float | None:
         """How often a process was started again; ``None`` where the kernel gave the question to one that is killed just now."""
