@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Holds:
-    """What transfers hold in one pool, each as a table, since others may split an extent while it is held."""
+    """Blocks that transfers hold in one pool: a table per transfer, since others may split an extent while it is held."""
 
     __slots__ = ("_pool", "tables")
 

@@ -68,7 +68,7 @@ class HostPages:
         self.persist: Callable[[Node], None] | None = None
         """Called with every node that was copied, if there is storage behind the host."""
         self.locks: set[BlockTable] = set()
-        """What is held for storage."""
+        """Tables that are held for storage."""
         device.radix.demoting = self._demote
         if threshold is None:
             device.radix.retiring = self._retire

@@ -47,7 +47,7 @@ def check_manager(pool: Pool, requests: Iterable[Request]) -> None:
 
 
 def check_pool(pool: Pool, references: Counter[Extent]) -> None:
-    """Raise ``AssertionError`` unless ``references``, what holders say they hold, is what the pool believes."""
+    """Raise ``AssertionError`` unless the pool agrees with ``references``, the counts by holders."""
     for extent, count in references.items():
         assert extent.refs == count, f"I1: {extent} is held {count} times"
     line = list(pool.line())

@@ -23,8 +23,8 @@ SHARED = "\0shared"
 
 
 def claim(order: EvictionOrder, extents: Iterable[Extent], session: str, hints: Hints) -> None:
-    """A request of ``session`` is about to give back ``extents``, or gave them back before: note whose they are, and what
-    ``hints`` say of them. Those that are free stand in ``order``; what the hints leave as it was keeps its place there.
+    """A request of ``session`` is about to give back ``extents``, or gave them back before: note whose they are, with
+    their ``hints``. Those that are free stand in ``order``; what the hints leave as it was keeps its place there.
     """
     order.expire()  # what is over by now is read as that
     for extent in extents:

@@ -66,7 +66,7 @@ class Pool:
         self.sink = sink
         self.tier = tier
         self.tree = TreeEviction(self, RadixOrder(radix.eviction)) if radix is not None else None
-        """How leaves are evicted, if cached blocks are a radix tree."""
+        """Eviction of leaves, if cached blocks are a radix tree."""
         self._radix = self.tree.order if self.tree is not None else None
         self.windows = radix.windows if radix is not None else None
         self.states = radix.states if radix is not None else None
@@ -116,7 +116,7 @@ class Pool:
 
     @property
     def radix(self) -> TreeEviction:
-        """Return how leaves of its radix tree are evicted. It must have one."""
+        """Return the eviction of leaves of its radix tree, which it must have."""
         assert self.tree is not None
         return self.tree
 

@@ -33,7 +33,7 @@ class RadixGroup(Group):
     host: HostPages | None = None
     """Pages of host memory, if there is any."""
     beyond: "Beyond"
-    """What the host adds to the latest match."""
+    """Nodes of the host that extend the latest match."""
     root_priority = 0
     """The highest priority that was inserted."""
 
@@ -553,7 +553,7 @@ class RadixGroup(Group):
 
 
 class Beyond(NamedTuple):
-    """What host memory adds to a match."""
+    """Nodes in host memory that extend a match."""
 
     nodes: list[Node]
     """Nodes of the host that follow the device's."""

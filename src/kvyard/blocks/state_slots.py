@@ -16,7 +16,7 @@ from kvyard.blocks.node_parts import NodeParts
 
 
 class StateTracking(NamedTuple):
-    """Where states inside requests are kept."""
+    """Positions inside requests at which states are kept."""
 
     slots: int
     """Slots that a request has for them, beside its own."""

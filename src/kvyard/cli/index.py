@@ -159,7 +159,7 @@ def query(
 
 
 def _over(config: Config, **over: Any) -> Config:
-    """Return the configuration with what the command line says put over it."""
+    """Return the configuration, overridden by the command line."""
     options = msgspec.to_builtins(config)
     for name, value in over.items():
         if value is not None:

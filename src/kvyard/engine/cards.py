@@ -1,4 +1,4 @@
-"""Cards by name: what a data sheet says of one. Numbers only; nothing is computed here.
+"""Cards by name, from their data sheets. Numbers only; nothing is computed here.
 
 Peak rates are dense (without sparsity) and per card, links per card and direction. What share of them kernels reach is in
 ``kvyard.engine.timing.kernels`` for cards with operator tables, and in ``shares`` for others; ``GENERIC`` stands for cards

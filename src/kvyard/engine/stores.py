@@ -40,7 +40,7 @@ class Stores:
 
     @property
     def saving(self) -> bool:
-        """Return true if a store is on its way from the device."""
+        """Return true if a store from the device is in flight."""
         return self._offload.saving
 
     def save_deadline(self, now: int) -> int | None:

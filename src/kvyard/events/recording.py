@@ -96,7 +96,7 @@ class Recording:
     """Reads a recording, any number of times."""
 
     def __init__(self, path: str | Path) -> None:
-        """Read what the file says of itself. Raises ``KvyardError`` if it isn't a recording."""
+        """Read the file's header. Raises ``KvyardError`` if it isn't a recording."""
         self.path = Path(path)
         self.truncated = False
         """True if the file ended in mid-message, once it was read."""

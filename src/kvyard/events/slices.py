@@ -8,7 +8,7 @@ from kvyard.events.types import Cleared, Event, Removed, Stored
 
 
 def slices(events: Iterable[Event], most: int) -> Iterator[list[Event]]:
-    """Yield ``events`` in lists of about ``most`` blocks, which say the same one after another; an event with more is taken
+    """Yield ``events`` in lists of about ``most`` blocks, equivalent to them in sequence; an event with more is taken
     apart.
     """
     portion: list[Event] = []

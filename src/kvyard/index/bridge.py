@@ -125,7 +125,7 @@ class Bridge:
         return None if loc is None else (self._spans[loc >> _BITS], loc & _OFFSET)
 
     def announce(self, event: Stored, hashes: list[Key]) -> TextSpan | None:
-        """Learn what a dense store (tokens for every hash) says of ``hashes`` not known so far; the new span, if any.
+        """Learn unknown ``hashes`` from a dense store (tokens for every hash); the new span, if any.
 
         The caller has made sure that the parent is known or ``None``, or else the first hash. Raises ``IdentityError``,
         changing nothing, where the text can't be named, or a hash names another text already: chained hashes have one text

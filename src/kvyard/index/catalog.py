@@ -42,7 +42,7 @@ class Catalog:
         self._cache: dict[Holder, GroupLayout | str] = {}
 
     def configure(self, holder: Holder, specs: Sequence[GroupSpec], alignment: int | None = None) -> None:
-        """``holder`` has just these groups, whatever its events say. Raises ``ConfigError`` for ones that can't be.
+        """Configure the groups of ``holder``, which overrule its events. Raises ``ConfigError`` for ones that can't be.
 
         ``alignment`` is the engine's scheduler block size, if it isn't the common multiple of the groups'.
         """

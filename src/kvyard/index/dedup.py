@@ -117,7 +117,7 @@ class DedupFilter:
         return list(self._beyond.get(place, {}).items())
 
     def restore(self, place: int, counts: Iterable[tuple[Key, int]]) -> None:
-        """Count what a snapshot says, up to the cap."""
+        """Count the copies of a snapshot, up to the cap."""
         for key, count in counts:
             for _ in range(count):
                 self.repeated(place, [key])

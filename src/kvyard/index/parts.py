@@ -87,7 +87,7 @@ class Parts:
         return held, cover
 
     def restore(self, numbers: Sequence[int], held: Iterable[HeldParts], cover: Iterable[CoveredBlocks]) -> None:
-        """Hold what a snapshot says, whose places have these ``numbers`` here."""
+        """Hold the copies of a snapshot, whose places have these ``numbers`` here."""
         for number, keys in held:
             self._held[numbers[number]] = {key: (width, count) for key, width, count in keys}
         for number, blocks in cover:

@@ -245,7 +245,7 @@ class RunIndexer:
         self._narrow: dict[tuple[Tier, ...], Scorer] = {}
         """Scorers for which only some tiers exist."""
         self._due: list[tuple[int, int]] = []
-        """When feeds have something to flush, by their numbers, as a heap."""
+        """Heap of (time, feed number): the next flush of each feed."""
         self._numbers: dict[Holder, int] = {}
         self._numbered: dict[int, RunFeed] = {}
         self._attached = 0

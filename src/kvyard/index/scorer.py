@@ -45,7 +45,7 @@ class WorkerMatch(msgspec.Struct, frozen=True, kw_only=True):
     limited_by: int | None = None
     """The attention group that ended the match, where one did before the prompt did."""
     state: State = State.FRESH
-    """The worst state of any stream that speaks for it."""
+    """The worst state of any stream that reports for it."""
     confidence: float = 1.0
     age: int = 0
     """Nanoseconds since its least recent stream sent anything."""

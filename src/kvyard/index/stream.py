@@ -1,4 +1,4 @@
-"""A stream as the index sees it: where it stands, how far it can be trusted, and which holders it speaks for.
+"""A stream as the index sees it: where it stands, how far it can be trusted, and which holders it reports for.
 
 Sequencing (gaps, duplicates, restarts, replay, snapshots) is done before: by the transport's follower, or by
 ``BatchSequencer`` for batches that come without a transport.
@@ -34,7 +34,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     pool: str = ""
     """The shared pool whose copies it announces, instead of a worker's."""
     by_rank: bool = False
-    """Take the rank from each batch that says one: a stream that speaks for several ranks."""
+    """Take the rank from each batch that has one: a stream that reports for several ranks."""
     groups: Sequence[GroupSpec] | None = None
     """The holder's attention groups; left out, they are learned from events."""
     alignment: int | None = None

@@ -132,7 +132,7 @@ class WaitingStores:
         return orphans, nameless
 
     def restore(self, numbers: Sequence[int], orphans: Iterable[Orphaned], nameless: Iterable[Nameless]) -> None:
-        """Let wait what a snapshot says, whose places have these ``numbers`` here."""
+        """Queue the stores of a snapshot, whose places have these ``numbers`` here."""
         for number, event, gone in orphans:
             self._add(_Orphan(numbers[number], event))
             self.undo(numbers[number], gone)

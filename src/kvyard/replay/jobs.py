@@ -15,7 +15,7 @@ PREFILL = ":prefill"
 
 
 class FleetJob(Job):
-    """A request, or a stage of one, on its way through a fleet. Routers read it as they read a ``RouteRequest``."""
+    """A request, or a stage of one, in a fleet. Routers read it as they read a ``RouteRequest``."""
 
     __slots__ = ("keys", "record")
 

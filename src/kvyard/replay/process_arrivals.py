@@ -120,7 +120,7 @@ class EventLoop:
         """Begin and end of what keeps it busy, in order, apart from each other; the latest ones."""
 
     def run(self, due: int, takes: int) -> int:
-        """Do something that ``takes`` so long as soon as possible from ``due`` on; returns when it is done."""
+        """Reserve ``takes`` as soon as possible from ``due`` on; returns the end."""
         if takes == 0:
             return due
         spans = self._spans

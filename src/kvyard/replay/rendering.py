@@ -12,7 +12,7 @@ class Rendering:
         """A prompt takes ``token_ns`` for each token, and has one of the ``renderers`` for itself; 0: there is always one."""
         self._token_ns = token_ns
         self._free = [0] * renderers
-        """When each renderer is free, the first one first."""
+        """Time at which each renderer is free, earliest first."""
         self._rendered: list[tuple[int, int, Record]] = []
         self._serial = 0
 

@@ -295,7 +295,7 @@ class JournaledIndexer(Indexer):
     """An ``Indexer`` whose inputs go into a journal. What it refuses is not written."""
 
     def __init__(self, *given: Any, journal: Journal, **named: Any) -> None:
-        """As ``Indexer``."""
+        """See ``Indexer``."""
         super().__init__(*given, **named)
         self._write = journal
 

@@ -31,7 +31,7 @@ class VirtualCopies:
         self.now = 0
         self._free_at = [0, 0]
         self.ends: list[int] = []
-        """When copies end that were submitted so far."""
+        """End of the copies submitted so far."""
 
     def submit_device_to_host(self, transfers: list[Any]) -> Any:
         return self._submit(0, transfers)

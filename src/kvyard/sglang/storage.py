@@ -19,7 +19,7 @@ from kvyard.sglang.copies import VirtualCopies
 
 SECOND = 1_000_000_000
 FILES = "/dev/shm"
-"""Where there is memory for files, if at all."""
+"""Folder in memory for files, if there is one."""
 
 
 class TimedQueue:
@@ -126,7 +126,7 @@ class VirtualStorage:
     # -- the threads ------------------------------------------------------------------------------------------------
 
     def _next(self) -> tuple[int, Any] | None:
-        """What ends next, with the instant."""
+        """Next end, with its instant."""
         steps = [step for step in (self._next_query(), self._next_read(), self._next_write()) if step is not None]
         return min(steps, key=lambda step: step[0], default=None)
 

@@ -87,7 +87,7 @@ class CopyQueue:
         self.landings = 0
         """Copies that have landed so far: requests that wait for another worker's copy ask again when it changes."""
         self.last_landing = 0
-        """When the last one did."""
+        """Time of the last landing."""
         self._now = 0
 
     def submit(self, now: int, copy: Copy) -> None:

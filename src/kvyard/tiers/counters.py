@@ -25,7 +25,7 @@ class PullCounters(msgspec.Struct):
     begun: int = 0
     landed: int = 0
     tokens: int = 0
-    """That loads brought to the device, and that another worker had."""
+    """Tokens that loads brought to the device from another worker."""
     blocks: int = 0
     """Of those that landed, as are the others."""
     bytes: int = 0

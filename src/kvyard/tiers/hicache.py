@@ -97,7 +97,7 @@ class HiCache(Offload):
             self.pages.open_windows(manager.pool.windows, window_pages)
         tree.order.counts_hits = threshold is not None
         self.clock = 0
-        """When the scheduler is done with the copies that it waits for."""
+        """Time at which the copies that the scheduler waits for are done."""
         self.latest_load: tuple[int, ...] = ()
         """Tokens of the latest load by the tier that had them, closest to the device first."""
         self._in_flight: dict[Copy, list[PageCopy]] = {}

@@ -30,11 +30,11 @@ class Flow:
         self.nbytes = nbytes
         self.submitted = submitted
         self.started = started
-        """When its first byte moves."""
+        """Time at which its first byte moves."""
         self.alone_ns = 0
         """Duration of its bytes with no other flow there."""
         self.ended: int | None = None
-        """When it had landed, or was cancelled."""
+        """Time of its landing or cancellation."""
         self.landed = False
         self.left = Fraction(nbytes)
         self.rate = Fraction(0)
@@ -89,7 +89,7 @@ class Network:
         """Flows whose first byte hasn't moved, the next to start first."""
         self._moving: dict[int, Flow] = {}
         self._next: int | None = None
-        """When the first of the moving lands."""
+        """Next landing of the transfers that move."""
         self._landed: list[Flow] = []
 
     def add_port(self, port: Hashable, limit: int | None) -> None:
@@ -166,7 +166,7 @@ class Network:
         return flow.started + flow.alone_ns
 
     def foresee(self, now: int, ports: Iterable[Hashable], nbytes: int, latency: int | None = None) -> int:
-        """When ``nbytes`` submitted at ``now`` would land, if nothing else is submitted. Changes nothing."""
+        """Return when ``nbytes`` submitted at ``now`` would land, if nothing else is submitted. Changes nothing."""
         trial = self._trial()
         return trial._landing(trial.submit(max(now, self._now), ports, nbytes, latency))
 

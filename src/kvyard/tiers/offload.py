@@ -150,7 +150,7 @@ class Offload:
 
     @property
     def saving(self) -> bool:
-        """Return true if a store of this worker is on its way from the device."""
+        """Return true if a store of this worker is in flight from the device."""
         return any([not copy.inward for copy in self.state.in_flight(0)])
 
     def save_deadline(self, now: int) -> int | None:

@@ -42,7 +42,7 @@ class Prefetch:
         self.anchor: BlockTable | None = None
         """The host's node that it continues, which isn't evicted."""
         self.ended_at: int | None = None
-        """When it was given up or cut short."""
+        """Time at which it was cancelled or cut short."""
         self.expired = False
         """True if it was cut short since it took too long."""
 

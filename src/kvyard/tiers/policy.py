@@ -128,4 +128,4 @@ POLICIES: dict[str, Callable[[int, int, int], WriteThrough]] = {
 AHEAD = ("on_eviction", "lazy", "exclusive")
 """Offload policies that copy from the head of the device's free line."""
 SPILLS = ("on_landing", "on_eviction")
-"""When a tier copies on to the next: what lands there, at once, or what it evicts next."""
+"""Trigger of a copy to the next tier: landings at once, or blocks that are evicted next."""

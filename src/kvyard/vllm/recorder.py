@@ -58,7 +58,7 @@ class RecordedRequest:
     def __init__(self, name: str, arrival: int, priority: int) -> None:
         self.name = name
         self.arrival = arrival
-        """When it came, or later: when the scheduler could first see it."""
+        """Arrival, or the later time at which the scheduler could first see it."""
         self.priority = priority
         self.cached: int | None = None
         """The hit of its first admission."""
@@ -67,7 +67,7 @@ class RecordedRequest:
         self.output = 0
         self.reason = "unfinished"
         self.ended = -1
-        """When it was given up, if it was; otherwise the end of its last step."""
+        """Time at which it was aborted, if it was; otherwise the end of its last step."""
 
 
 class EndedRequest(msgspec.Struct):
@@ -101,7 +101,7 @@ class _Decided(msgspec.Struct):
     dispatched: int
     returned: int = 0
     over: int = 0
-    """When its output had been looked at; 0 before."""
+    """Time at which its output had been read; 0 before."""
     last: bool = False
     """True if it left no request behind. Otherwise it lasts until the next one begins."""
     ends: list[tuple[RecordedRequest, EndedRequest]] = []
@@ -159,7 +159,7 @@ class EngineRecorder:
         self._gone_names: list[str] = []
         """Of those whose lines are written already; the next step names them."""
         self._free_at = 0
-        """When the last step was over, where steps overlap."""
+        """End of the last step, where steps overlap."""
         self._flushed = clock.now()
         self._summarises = True
         self._settled = False

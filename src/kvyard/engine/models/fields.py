@@ -103,7 +103,7 @@ def _presets() -> list[str]:
 
 
 def presets() -> list[str]:
-    """The names of the configs that ship with kvyard; each says where its numbers come from."""
+    """The names of the configs that ship with kvyard; each names the source of its numbers."""
     return _presets().copy()
 
 

@@ -38,7 +38,7 @@ class ModelPlan(msgspec.Struct, frozen=True, kw_only=True):
     architecture: str
     layer_groups: tuple[LayerGroup, ...]
     num_blocks: int
-    """As vLLM counts them: block 0, the null block, included."""
+    """Blocks, including block 0, the null block, as vLLM counts them."""
     block_size: int
     """Tokens that the scheduler counts in: the common multiple of the groups' block sizes."""
     bytes_per_block: int
@@ -66,7 +66,7 @@ class ModelPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def groups(self) -> tuple[GroupSpec, ...]:
-        """As the block manager takes them."""
+        """Groups for the block manager."""
         return tuple(group.spec for group in self.layer_groups)
 
     def engine_options(self) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Number of parameters of a model and their bytes, estimated from its config.
 
 Good to about a percent for the families below (the tests compare with published counts); for others, and for checkpoints
-with unusual quantisation, say the bytes yourself. Vision towers and draft heads are left out.
+with unusual quantisation, give the bytes yourself. Vision towers and draft heads are left out.
 """
 
 from collections.abc import Mapping

@@ -49,7 +49,7 @@ class SglangSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     speculative_num_draft_tokens: int | None = None
     """Tokens that a request verifies in a pass, its last one included; by default one more than num_speculative_tokens."""
     hicache_storage_prefetch_policy: Literal["best_effort", "wait_complete", "timeout"] = "timeout"
-    """How long a request waits for what storage behind the host has of it."""
+    """Policy for waiting on the prefetch from storage behind the host."""
     hicache_storage_prefetch_retry_poll_interval: int = 8
     """Passes after which a request that storage had nothing for asks again; 0 for never."""
     hicache_storage_prefetch_retry_max_attempts: int = 8

@@ -49,9 +49,9 @@ class Admission:
         self.stash = 0
         """Tokens of its prompt that are computed and not in the tree yet."""
         self.until = 0
-        """When what the pass being formed loads has come."""
+        """Landing of the loads of the pass being formed."""
         self._entries: dict[Job, int] = {}
-        """When each running job last came to the queue; for preemption."""
+        """Time at which each running job was last queued; for preemption."""
 
     def admit(self, now: int) -> list[Chunk]:
         """Let prompts in, in order, until one has to wait; returns the chunks to compute."""

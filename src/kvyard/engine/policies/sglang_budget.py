@@ -225,7 +225,7 @@ class WindowBudget(Budget):
         return min(self.chunk, cap) if cap > 0 else NO_TOKENS
 
     def price_known(self, left: int, answer: int, remaining: int, occupied: int, known: "KnownEnds") -> int:
-        """As far as memory goes it is enough that the prompt fits now."""
+        """Memory is enough if the prompt fits now."""
         paged = self.pages(left) + self.page
         if (
             paged > min(self.free - self.current, self.free - self.total)

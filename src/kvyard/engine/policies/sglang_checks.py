@@ -1,4 +1,4 @@
-"""What SGLang as a backend is refused with: what SGLang refuses, and what isn't modelled."""
+"""Checks of settings for SGLang as a backend: those that SGLang refuses, and those that aren't modelled."""
 
 import msgspec
 

@@ -1,4 +1,4 @@
-"""Fits a profile to measured passes, and says how far off it is on passes it hasn't seen.
+"""Fits a profile to measured passes, and reports its error on passes it hasn't seen.
 
 What is minimised is the *relative* error, since a decode step of 5 ms matters as much as a prompt of 1 s, and with a loss that
 soon stops growing (Cauchy's): measurements have stalls in them, and a few of those mustn't bend the rest. Coefficients are

@@ -50,7 +50,7 @@ class Measurement(msgspec.Struct, frozen=True):
 
     @property
     def shape(self) -> PassShape:
-        """As a timing model takes it."""
+        """The pass as a timing model takes it."""
         return self.prefills, self.batch, self.context, self.longest
 
     def __str__(self) -> str:

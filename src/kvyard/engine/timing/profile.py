@@ -33,7 +33,7 @@ Floats = npt.NDArray[np.float64]
 
 
 class Coefficients(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All in milliseconds, none negative; per what, the line below each says."""
+    """All in milliseconds, none negative; the line below each has the unit that it is per."""
 
     weights: float
     """Reading the weights once: the floor of a pass."""

@@ -1,6 +1,6 @@
 """Checking a stream: what a consumer has to cope with, counted, and which of it is normal for the engine that sends it.
 
-``Checker`` collects ``Facts``; ``judge`` says what they mean, as findings. The doctor uses both.
+``Checker`` collects ``Facts``; ``judge`` turns them into findings. The doctor uses both.
 """
 
 from kvyard.events.check.checker import Checker, Facts

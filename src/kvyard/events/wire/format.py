@@ -136,7 +136,7 @@ class EngineGuess(msgspec.Struct):
     batch_lengths: Counter[int] = msgspec.field(default_factory=Counter)
 
     def look(self, payload: bytes) -> None:
-        """Take in a payload; one that can't be read at all says nothing."""
+        """Take in a payload; an unreadable one is ignored."""
         value: Any = payload
         try:
             if payload[:1] in (b"[", b"{"):
@@ -151,7 +151,7 @@ class EngineGuess(msgspec.Struct):
                 return
 
     def note_hashes(self, hashes: object) -> None:
-        """Note how hashes are written; what is no list of them says nothing."""
+        """Note how hashes are written; anything but a list of them is ignored."""
         for key in hashes if isinstance(hashes, list) else ():
             if isinstance(key, int):
                 self.hashes["signed" if key < 0 else "unsigned"] += 1

@@ -314,7 +314,7 @@ def _shape_of(data: object) -> str:
 
 
 def _length(data: "bytes | Raw") -> int:
-    """Return the number of elements that a msgpack list or map says it has; 0 for anything else."""
+    """Return the number of elements in the header of a msgpack list or map; 0 for anything else."""
     head = bytes(memoryview(data)[:5])
     if not head:
         return 0

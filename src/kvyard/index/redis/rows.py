@@ -147,7 +147,7 @@ class RedisIndex:
             raise KvyardError("lease, timeout and backoff of a Redis index must be more than 0 seconds")
         self.clock = clock or WallClock()
         self.blind_lookups = 0
-        """Answered with nothing because the server couldn't be asked, or not without what it says changing."""
+        """Lookups answered with nothing because the server was away or its state changed meanwhile."""
         self.announced = 0
         """Number of times that all rows of an owner were written."""
         self.unsent_keys = 0

@@ -157,7 +157,7 @@ class ReplicaSession(msgspec.Struct, kw_only=True, eq=False):
             self.call(scripts.RELEASE, *self._pairs())
 
     def look(self, *, now: bool = False) -> None:
-        """Learn what slots mean and what writers say, where that is due, or ``now``."""
+        """Read slots and writers' records, if that is due, or ``now``."""
         asked = self.clock.now()
         if not now and asked < self._look_at and self.directory.version != b"?":
             return

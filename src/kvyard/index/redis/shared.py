@@ -45,7 +45,7 @@ class FeedRecord(msgspec.Struct, frozen=True):
     holder: Holder
     places: tuple[Place, ...]
     groups: tuple[tuple[int | None, GroupSpec | None], ...]
-    """As learned from events."""
+    """Groups learned from events."""
 
 
 class StreamRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,7 +63,7 @@ _decoder = msgspec.msgpack.Decoder(StreamRecord)
 
 @lru_cache(1 << 14)
 def read(text: bytes) -> StreamRecord | None:
-    """Return a record from the server; ``None`` for what is none, so that it speaks for nothing."""
+    """Return a record from the server; ``None`` for malformed text."""
     try:
         return _decoder.decode(text)
     except (*DECODE_ERRORS, KvyardError):
@@ -103,7 +103,7 @@ class SharedIndexer(Indexer):
         self._orphaned: dict[str, int] = {}
         """Owners without a writer, and since when we know."""
         self._written: dict[StreamKey, tuple[object, int]] = {}
-        """Per stream what its record says, in short, and up to which batch."""
+        """Per stream a digest of its record, and its last batch."""
         self._announced: dict[Holder, Source] = {}
         """Holders whose groups are configured elsewhere only."""
         super().__init__(identity, backend, places=places, **own)
@@ -294,7 +294,7 @@ class SharedIndexer(Indexer):
         return self.backend.directory.looks, self.backend.server.connected
 
     def _update_trust(self) -> None:
-        """Find out how far each holder can be trusted, from what the writers say."""
+        """Compute the trust in each holder from the writers' records."""
         self._dirty = False
         speaking: dict[Holder, list[FollowedStream]] = {}
         mentioned = untrusted = 0
@@ -330,7 +330,7 @@ class SharedIndexer(Indexer):
         self._judged = self._view()
 
     def _published_by_all(self) -> dict[str, list[tuple[StreamRecord, FollowedStream]]]:
-        """Return every stream of which its writer says something, as what that is worth now."""
+        """Return every stream that has a writer's record, with its current trust."""
         by_stream: dict[str, list[tuple[StreamRecord, FollowedStream]]] = {}
         now = self.backend.clock.now()
         tokens = self.backend.session.tokens

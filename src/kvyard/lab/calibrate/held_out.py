@@ -21,7 +21,7 @@ from kvyard.lab.validate.reading import MeasuredRequest, MeasuredRun
 SHARE = 1 / 3
 """Share of a run's requests, the last to end, that are held out."""
 FEWEST = 8
-"""Requests below which held-out time says nothing."""
+"""Least requests for a held-out error."""
 LATENCIES = ("ttft", "tpot", "e2e")
 
 

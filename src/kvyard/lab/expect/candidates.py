@@ -154,7 +154,7 @@ def block_sizes(difference: Difference) -> Iterator[Candidate]:
 
 
 def _of_size(difference: Difference, size: int) -> Candidate:
-    """As many tokens in blocks of ``size``."""
+    """The same number of tokens in blocks of ``size``."""
     configured = difference.block_size
     tokens = difference.replayed.run.fleet.config.workers[0].engine.num_gpu_blocks * configured
     hits = partial(Difference.replay, block_size=size, num_gpu_blocks=max(1, tokens // size))

@@ -64,7 +64,7 @@ SHORT = {
     "q": "quantization",
 }
 _SHELL = re.compile(r"\d?>|[|&;<]")
-"""What ends a command in a shell."""
+"""Tokens that end a command in a shell."""
 
 
 def read_serve_line(text: str) -> ServeLine:

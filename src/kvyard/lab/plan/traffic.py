@@ -71,7 +71,7 @@ class Traffic(msgspec.Struct, frozen=True):
         return self.text(f"{self.requests:,} requests")
 
     def text(self, which: str) -> str:
-        """Return a description for people, where ``which`` says which requests these are."""
+        """Return a description for people; ``which`` names the requests."""
         rate = f", {self.rate:,.2f} a second" if self.rate else ""
         p50, p99 = np.percentile(self.inputs, [50, 99])
         shared = 1 - self.new.sum() / self.inputs.sum()

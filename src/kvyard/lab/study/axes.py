@@ -52,7 +52,7 @@ def words(name: str | None) -> str:
 
 
 PLAIN = ("none", "off", "on", "auto", "true", "false")
-"""Values that say nothing without their setting's name."""
+"""Values that need their setting's name."""
 
 
 def setting_text(name: str, value: str) -> str:

@@ -184,7 +184,7 @@ class _Axis:
 
 
 def _end(values: Sequence[float]) -> float | None:
-    """Return the end of an axis of bars, if some are so long that they would flatten the others."""
+    """Return the end of an axis of bars, if some would flatten the others."""
     near = [value for value in values if value <= FAR * median(values)] if values else []
     return max(near) * 1.15 if len(near) < len(values) and max(near, default=0.0) > 0 else None
 

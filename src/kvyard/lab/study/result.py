@@ -74,7 +74,7 @@ class Result(msgspec.Struct, kw_only=True):
     met: bool | None = None
     """True if the SLO is met; ``None`` without one."""
     verdict: str = ""
-    """Verdict in words, if there is more to say."""
+    """Verdict in words, if there is one."""
     tiles: Sequence[str] = ()
     sections: list[Section] = []
     config: tuple[str, object] | None = None

@@ -6,7 +6,7 @@ from kvyard.clock import MS, SECOND, US
 from kvyard.units import UNITS
 
 MOST = 64
-"""As many whole numbers are all taken."""
+"""Up to this many whole numbers are all taken."""
 IN_TWOS = 2, (1.0, 1.25, 1.5, 1.75)
 IN_TENS = 10, (1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0)
 SMALLEST = 1 << 10

@@ -103,7 +103,7 @@ class Validation(msgspec.Struct, kw_only=True):
 
 
 def validate(run: MeasuredRun, settings: Mapping[str, object], progress: Progress | None = None) -> Validation:
-    """Replay ``run`` with ``settings`` on top of what it says of its engine, one worker unless they say more, and compare.
+    """Replay ``run`` with ``settings`` on top of its engine's, on one worker unless they name more, and compare.
 
     Raises ``KvyardError`` for settings that can't be, and where no request of the replay was answered.
     """

@@ -35,7 +35,7 @@ class MeasuredRequest(msgspec.Struct, frozen=True, kw_only=True):
     """``None`` where it wasn't seen, as in an answer that came in one piece."""
     ended: int
     cached: int | None = None
-    """Prompt tokens that the engine found in its cache, where the run says it."""
+    """Prompt tokens that the engine found in its cache, if the run has them."""
     gaps: Sequence[int] | None = None
     """Between its tokens, where each was seen."""
 

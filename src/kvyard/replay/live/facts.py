@@ -21,7 +21,7 @@ class EngineFacts(msgspec.Struct, kw_only=True):
 
     model: str
     root: str = ""
-    """Where its weights come from, if it says: a name on the hub or a folder."""
+    """Source of its weights, if it reports one: a name on the hub or a folder."""
     engine: str = ""
     """Name of the engine, if its answers reveal it."""
     version: str = ""

@@ -3,7 +3,7 @@
 Limits are the 99th percentile of the time to first token (``ttft_p99``, seconds), waiting requests per worker (``queue``)
 and the share of device blocks in use (``kv``); 0 leaves one out. One above its limit by a factor asks for that many times
 the workers, but for no more than twice as many, since the queue that it sees was there before. Below ``low`` times every
-limit for ``patience`` seconds, one worker goes. The time to first token speaks for those that compute prompts, the use of
+limit for ``patience`` seconds, one worker goes. The time to first token counts for those that compute prompts, the use of
 blocks for those that decode.
 """
 

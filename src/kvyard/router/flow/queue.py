@@ -113,7 +113,7 @@ class FlowQueue(Generic[T]):
         self._interval = 0.0
         """Nanoseconds between two that go, lately."""
         self._latest = 0
-        """When the latest one went, or began to wait where none had waited."""
+        """Time of the latest departure, or of the first arrival in an empty queue."""
 
     def __len__(self) -> int:
         return len(self._waiting)

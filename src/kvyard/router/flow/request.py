@@ -18,6 +18,6 @@ class FlowRequest(msgspec.Struct, frozen=True, gc=False):
     tenant: str = ""
     """Tenant; empty if unknown."""
     priority: int = 0
-    """As vLLM's: smaller ones go first."""
+    """Priority as in vLLM: smaller ones go first."""
     deadline: int | None = None
     """Deadline of its first token, if its client gives one; nanoseconds."""

@@ -42,9 +42,9 @@ class MetricsPage(NamedTuple):
 
     seen: MetricsReading
     following: MetricsReading
-    """As of the beginning of the pass that is computed."""
+    """Metrics at the beginning of the pass that is computed."""
     due: int
-    """When ``following`` can be read."""
+    """Time from which ``following`` can be read."""
 
 
 class LlmdBlend(EventsOrMemory):

@@ -21,7 +21,7 @@ from kvyard.events.types import Tier
 WorkerState = Literal["ready", "busy", "starting", "draining", "stalled", "suspect", "down"]
 """``busy``: takes nothing more for now. ``suspect``: failed lately and is being watched. ``down``: gets no requests."""
 StreamState = Literal["fresh", "catching up", "stale", "sending", "failed"]
-"""As a reader sees a stream; ``sending`` is what a publisher says of its own."""
+"""A reader's view of a stream; ``sending`` is the publisher's."""
 
 WINDOW = 60 * SECOND
 """Window of latencies: the last minute."""
@@ -193,7 +193,7 @@ class Latency(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class LatencyWindow:
-    """When something came, and how long it took, in nanoseconds."""
+    """Time of an arrival and its duration, in nanoseconds."""
 
     def __init__(self) -> None:
         self._seen: deque[tuple[int, int]] = deque(maxlen=MOST_LATENCIES)
@@ -311,7 +311,7 @@ class FleetView(msgspec.Struct, kw_only=True, frozen=True):
     at: float
     """Seconds since 1970."""
     since: float
-    """When the server started; another value than before means that counters began again."""
+    """Start of the server; a new value means that counters began again."""
     version: str = __version__
     policy: str = ""
     reads: Literal["index", "memory", "load", ""] = ""

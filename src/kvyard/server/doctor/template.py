@@ -65,7 +65,7 @@ def _read(path: Path) -> tuple[str, dict[str, str]]:
 
 
 def _tojson(value: Any, indent: int | None = None, **_: Any) -> str:
-    """As templates expect it: Jinja's own escapes for HTML."""
+    """JSON as templates expect it: Jinja's own escapes for HTML."""
     return json.dumps(value, ensure_ascii=False, indent=indent)
 
 

@@ -25,7 +25,7 @@ class AccessLine(msgspec.Struct, kw_only=True, omit_defaults=True):
     model: str = ""
     status: int
     outcome: str
-    """As in ``kvyard_gateway_requests_total``."""
+    """Outcome, as in ``kvyard_gateway_requests_total``."""
     engine: str = ""
     why: str = ""
     """Why that engine."""

@@ -90,7 +90,7 @@ class EngineClient:
             raise EngineFailed("/v1/models can't be read") from None
 
     async def asleep(self, address: EngineAddress) -> bool | None:
-        """Return true if an engine sleeps; ``None`` if it doesn't tell, as a vLLM outside its development mode."""
+        """Return true if an engine sleeps; ``None`` if it doesn't report that, as a vLLM outside its development mode."""
         status, content = await self._look(address, b"/is_sleeping")
         if status != 200:
             return None

@@ -229,7 +229,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     admin_token_file: Annotated[
         str | None, Setting(f"A file with a token of its own for /admin; or set {ADMIN_VARIABLE}.", flag=True)
     ] = None
-    """That of /explain and the dashboard too. With a token for clients and none for /admin, /admin is closed; the same file for
+    """Token of /explain and the dashboard too. With a token for clients and none for /admin, /admin is closed; one file for
     both lets clients in."""
     hosts: list[str] = []
     """Names by which clients may call it where no token protects it; empty: those of this machine where only that reaches it,

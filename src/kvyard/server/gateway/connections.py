@@ -53,7 +53,7 @@ class EngineAddress(msgspec.Struct, frozen=True):
 
 
 class Room(Protocol):
-    """What counts bytes of an answer that is waited for."""
+    """Counter of bytes of an answer that is waited for."""
 
     def hold(self, size: int) -> None: ...
     def has_room(self, more: int) -> bool: ...

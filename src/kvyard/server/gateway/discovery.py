@@ -30,7 +30,7 @@ class Address(msgspec.Struct, frozen=True, order=True):
 
     @property
     def netloc(self) -> str:
-        """As in a URL."""
+        """Host and port as in a URL."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 

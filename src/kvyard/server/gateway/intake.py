@@ -63,7 +63,7 @@ class RoutedRequest(NamedTuple):
     """Routing of a request."""
 
     model: str
-    """As the client named it."""
+    """Model name as the client gave it."""
     pool: EnginePool
     place: EngineRequest
 

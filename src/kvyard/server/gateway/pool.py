@@ -105,7 +105,7 @@ class EnginePool(msgspec.Struct, eq=False):
     """Of those: which have as much as they may have."""
     _shut: dict[str, frozenset[Holder]] = {}
     _none_since: int | None = None
-    """When the last rank that was open went down, in nanoseconds; ``None`` while one is open and before the first was."""
+    """Time in nanoseconds at which the last open rank went down; ``None`` while one is open and before the first was."""
     _overdue: asyncio.TimerHandle | None = None
     """Until the first of those that wait for an engine of their own has waited long enough."""
 

@@ -34,7 +34,7 @@ class ProxiedRequest(RequestRecord, kw_only=True, eq=False):
     computed: bool = True
     """True if the engine that has it may have computed the prompt."""
     sent: int = 0
-    """When that engine had the request, if that is traced."""
+    """Time at which that engine received the request, if that is traced."""
     explained: bool = True
     """True if its client may learn how it was routed."""
     prefill_tried: bool = False

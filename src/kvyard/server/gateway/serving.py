@@ -40,7 +40,7 @@ class GatewayServing(msgspec.Struct, eq=False):
     admin_token: str | None = None
     _tls: TlsFiles | None = None
     _keys: KeyFile | None = None
-    """As the file was at the start: a process that is started later may find it broken."""
+    """Keys as of the start: a process that is started later may find the file broken."""
 
     def __post_init__(self) -> None:
         self._tls = tls_files(self.config.tls_cert, self.config.tls_key)

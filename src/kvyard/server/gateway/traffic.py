@@ -51,7 +51,7 @@ class RequestRecord(msgspec.Struct, kw_only=True, eq=False):
 
     id: str
     model: str
-    """As the client named it."""
+    """Model name as the client gave it."""
     pool: EnginePool
     size: int
     """Bytes of its body."""
@@ -70,14 +70,14 @@ class RequestRecord(msgspec.Struct, kw_only=True, eq=False):
     prompt: int = 0
     """Tokens, as far as they are known."""
     placed: int = 0
-    """When it was first given to an engine."""
+    """Time at which it was first sent to an engine."""
     why: str = ""
-    """Why that engine."""
+    """Reason for that engine."""
     wait: FlowWait | None = None
-    """Why it waited before, if it did."""
+    """Reason for its wait, if it waited."""
     tries: int = 0
     first: int = 0
-    """When the engine's first bytes came."""
+    """Time of the engine's first bytes."""
     events: int = 0
     """Server-sent ones of the answer."""
     output: int = 0

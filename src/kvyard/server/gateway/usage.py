@@ -17,7 +17,7 @@ LONGEST = 2048
 SMALL = 1 << 20
 """Bytes up to which a whole answer is read as JSON, for its own field alone and none inside of what it repeats."""
 MOST_NAMES = 64
-"""That are looked at in one chunk and are no field, such as those that say null."""
+"""Occurrences looked at in one chunk that are no field, such as nulls."""
 _NAME = b'"usage"'
 _BEGIN = re.compile(rb'"usage"\s*:\s*\{')
 _REACH = len(_NAME) + 16

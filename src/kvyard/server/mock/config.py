@@ -20,10 +20,11 @@ from kvyard.settings import Setting, Settings, chosen, settings_of
 
 DEFAULT_MODEL = "mock"
 BLOCK_SIZE = 16
+"""Default without a model: vLLM's."""
 LONGEST = 32_768
+"""Default context without a model; it fits into the default cache many times."""
 MOST_RANKS = 10_000
 """Ranks of a fleet in one process, each with its scheduler and its cache."""
-"""Where no model says: vLLM's block size, and a context that fits into the default cache many times."""
 
 
 class Lora(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,7 +112,7 @@ class MockConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     kv_load_failure_policy: Annotated[
         Literal["recompute", "fail"], Setting("Handling of a request whose computed prompt doesn't arrive: {choices}.")
     ] = "recompute"
-    """As in vLLM, whose default is ``fail``."""
+    """As vLLM's option, whose default is ``fail``."""
     kv_transfer_host: Annotated[
         str | None, Setting("Address at which decode workers of other mocks reach this one. [default: --host]")
     ] = None

@@ -40,7 +40,7 @@ class MockFaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     event_loss: float = 0.0
     """The share of KV-event batches that are not sent; a replay still has them."""
     kill_after_s: float = 0.0
-    """When a worker dies, in seconds after its start; 0 for never."""
+    """Seconds from a worker's start to its death; 0 for never."""
     salt_per_request: bool = False
     """Every request has a cache salt of its own."""
     adapter_per_request: bool = False

@@ -48,7 +48,7 @@ class KeptPrompt(msgspec.Struct, eq=False):
     job: Job
     rank: int
     until: int
-    """When its lease ends, in nominal time."""
+    """End of its lease, in nominal time."""
 
 
 class WorkerHandovers(HandoverPeer):

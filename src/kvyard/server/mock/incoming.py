@@ -66,7 +66,7 @@ class IncomingPrompt(msgspec.Struct, eq=False, kw_only=True):
     job: Job | None = None
     rank: int = 0
     tokens: int = 0
-    """That the worker lacked when it was last asked."""
+    """Tokens that the worker lacked when it was last asked."""
     blocks: int = 0
     """Blocks that those fill."""
     flow: Flow | None = None

@@ -65,7 +65,7 @@ class Sent(msgspec.Struct):
     sent: int = 0
     withheld: int = 0
     at: int = -1
-    """When the last one went out, nominal."""
+    """Nominal time at which the last one went out."""
 
 
 class WorkerTally:

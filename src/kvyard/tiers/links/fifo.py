@@ -23,7 +23,7 @@ class FifoTransfer(Transfer):
     begin: int
     end: int
     due: int
-    """When it lands: ``end``, at the next whole nanosecond."""
+    """Landing: ``end``, at the next whole nanosecond."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)

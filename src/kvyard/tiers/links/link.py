@@ -51,9 +51,9 @@ class Transfer:
         """Separate copies that it is made of; each costs the link its overhead."""
         self.submitted = submitted
         self.started: int | None = started
-        """When its first byte can move. Known from submission, hence it may lie ahead; ``None`` if cancelled before."""
+        """Time at which its first byte can move. Known from submission on; ``None`` if cancelled before."""
         self.ended: int | None = None
-        """When its last byte had moved, or it was cancelled. ``None`` until then."""
+        """Time at which its last byte had moved, or it was cancelled. ``None`` until then."""
         self.cancelled = False
         self.queued = 0
         """Nanoseconds that other transfers cost it: how much later it landed than it would have on an idle link."""

@@ -34,7 +34,7 @@ class _WekaRequest(msgspec.Struct, gc=False):
     input: int = msgspec.field(default=0, name="in")
     output: int = msgspec.field(default=0, name="out")
     hash_ids: msgspec.Raw = msgspec.Raw(b"[]")
-    """As it is written: most of it is what the request before had, see ``_IdTexts``."""
+    """Raw text: most of it repeats the request before, see ``_IdTexts``."""
     model: str | None = None
     api_time: int | float | None = None
     think_time: int | float | None = None

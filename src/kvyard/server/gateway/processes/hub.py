@@ -86,7 +86,7 @@ class Hub:
         self.restarts = 0
         """Processes that ended and were started again, over all time."""
         self.engines = 0
-        """That the first process had when it was ready."""
+        """Engines of the first process when it was ready."""
         self._clock = WallClock.since_epoch()
         self._processes = processes
         self._recorder = recorder

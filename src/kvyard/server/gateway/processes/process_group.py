@@ -57,7 +57,7 @@ class _Child(msgspec.Struct, eq=False):
     times: int = 0
     """It was started."""
     due: int = 0
-    """When it is to be started."""
+    """Time at which to start it."""
     wait: float = SHORTEST
 
 

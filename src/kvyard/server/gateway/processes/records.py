@@ -27,7 +27,7 @@ class RecordedCall(msgspec.Struct, kw_only=True, omit_defaults=True):
     """A process's report of a request: that it came, or that it is over."""
 
     at: int
-    """When, in nanoseconds."""
+    """Time in nanoseconds."""
     id: str
     keys: bytes | None = None
     """Of one that came, packed; ``None``: it is over."""
