@@ -18,18 +18,21 @@ def random_settings(plan: Plan) -> None:
     rng = plan.rng
     _draw_texts(plan)
     _draw_scheduling(plan)
-    attention = rng.choice(("full", "full", "windows", "windows", "states", "tracked"))
-    page = 1 if attention == "states" else rng.choice((1, 1, 16, 16, 64))
+    windows, states = (
+        _chance(plan, 0.4),
+        rng.choice((None, None, None, "no_buffer", "extra_buffer", "extra_buffer_lazy")),
+    )
+    page = 1 if states == "no_buffer" else rng.choice((1, 1, 16, 16, 64))
     tokens = rng.randint(1400, 4000) // page * page
     change_settings(plan, page_size=page, num_tokens=tokens)
-    if attention == "windows":
+    if windows:
         share = round(rng.uniform(0.4, 1.0), 3)
         change_settings(plan, sliding_window_size=rng.randint(1, 300), swa_full_tokens_ratio=share)
-    elif attention != "full":
-        _draw_states(plan, tracked=attention == "tracked")
-    if attention in ("full", "windows") and not plan.settings["disable_radix_cache"] and rng.random() < 0.5:
+    if states is not None:
+        _draw_states(plan, states)
+    elif not plan.settings["disable_radix_cache"] and rng.random() < 0.5:
         _draw_host(plan)
-    if attention in ("full", "windows") and rng.random() < 0.3:
+    if rng.random() < 0.3:
         _draw_drafts(plan)
     chunk = plan.settings["chunked_prefill_size"]
     if chunk is not None:
@@ -81,17 +84,19 @@ def _draw_scheduling(plan: Plan) -> None:
     change_settings(plan, **settings)
 
 
-def _draw_states(plan: Plan, *, tracked: bool) -> None:
+def _draw_states(plan: Plan, strategy: str) -> None:
     rng, rows = plan.rng, min(12, plan.settings["max_running_requests"])
     change_settings(plan, max_running_requests=rows)
     most = rng.choice((1.1, 3.0, 20.0))
-    least = (5 if tracked else 3) * rows + 1
+    least = {"no_buffer": 3, "extra_buffer": 5, "extra_buffer_lazy": 4}[strategy] * rows
     change_settings(plan, max_mamba_cache_size=rng.randint(least, int(least * most) + 1))
-    if tracked:
-        interval = rng.choice((64, 128, 256))
-        change_settings(plan, mamba_radix_cache_strategy="extra_buffer", mamba_track_interval=interval)
-    else:
+    if strategy == "no_buffer":
         change_settings(plan, overlap=False)
+        return
+    interval = rng.choice((64, 128, 256))
+    change_settings(plan, mamba_radix_cache_strategy=strategy, mamba_track_interval=interval)
+    if strategy == "extra_buffer_lazy":
+        change_settings(plan, overlap=True)
 
 
 def _draw_drafts(plan: Plan) -> None:

@@ -91,9 +91,14 @@ STATES = {
         ({**STATES, "groups": (GroupSpec(), GroupSpec(kind="mamba"))}, "pages of one token only"),
         ({**STATES, "sglang": SglangSettings(mamba_track_interval=128), "groups": ()}, "models with states"),
         ({**STATES, "async_scheduling": True}, "without overlap only"),
+        ({**STATES, "sglang": SglangSettings(mamba_radix_cache_strategy="extra_buffer_lazy")}, "requires the overlap"),
         (
-            {**STATES, "groups": (*STATES["groups"], GroupSpec(kind="sliding_window", window=9))},
-            "leave out sliding windows",
+            {
+                **STATES,
+                "sglang": SglangSettings(mamba_radix_cache_strategy="extra_buffer", mamba_track_interval=4),
+                "speculative": SpeculativeConfig(num_speculative_tokens=4, acceptance_rates=(0.5,) * 4),
+            },
+            "at least the 5 tokens that a request verifies",
         ),
         ({**STATES, "tiers": HICACHE["tiers"], "bytes_per_block": 1}, "states in host memory"),
         ({**STATES, "max_num_seqs": 4, "sglang": SglangSettings(max_mamba_cache_size=11)}, "too few for 4 requests"),

@@ -37,7 +37,8 @@ def check_manager(pool: Pool, requests: Iterable[Request]) -> None:
         assert counted == windows.size, f"I2: {counted} window pages are somewhere, of {windows.size}"
     states = pool.states
     if states is not None:
-        own = sum(held_of(table).slots for request in requests for table in request.tables)
+        held_by = [held_of(table) for request in requests for table in request.tables]
+        own = sum(held.slots + held.writing for held in held_by)
         counted = states.free + states.evictable + states.protected + own
         assert counted == states.size, f"I2: {counted} state slots are somewhere, of {states.size}"
     references.update(pool.pinned)

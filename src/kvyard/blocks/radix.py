@@ -109,14 +109,18 @@ class RadixGroup(Group):
             nodes[-1] = self._split(nodes[-1], position)
         windows, host = self.pool.windows, self.host
         if host is None:
+            states = self.pool.states
             if windows is not None:
                 del nodes[windows.usable(nodes) :]
-                if nodes:
-                    windows.use(nodes[-1])
-            states = self.pool.states
             if states is not None:
                 del nodes[states.usable(nodes) :]
-                if nodes:
+                while windows is not None and (usable := windows.usable(nodes)) < len(nodes):
+                    del nodes[usable:]
+                    del nodes[states.usable(nodes) :]
+            if nodes:
+                if windows is not None:
+                    windows.use(nodes[-1])
+                if states is not None:
                     states.use(nodes[-1])
             self.order.use_path(nodes)
             return nodes, position
@@ -180,19 +184,16 @@ class RadixGroup(Group):
             if not grows:
                 self.order.use(path[-1].copies[0])
             states.give(path[-1].copies[0])
-            if held.end is not None:
-                states.unlock(held.end)
-            held.end = path[-1]
-            states.lock(held.end)
         elif windows is None:
             prompt = (request.num_prompt_tokens - self.pairs) // self.block_size
             if 0 < prompt < last:
                 self.root_priority = max(self.root_priority, priority + 1)
                 self._use_prompt(path, prompt, priority + 1)
-        else:
+        if windows is not None:
             windows.use(path[-1])
             if not grows and self.host is not None:
                 self.host.insert_ended(path[-1])
+        if windows is not None or states is not None:
             self._lock(held, path[-1])
         table.registered = last
         held.inserted = max(held.inserted, last)
@@ -488,17 +489,20 @@ class RadixGroup(Group):
         """Return tokens of a request up to the latest state that is kept of it, of ``tokens`` that it has computed."""
         tracking = states.tracking
         if tracking is None:
-            return tokens
+            return tokens if not held.cut else 0
         kept, held.track = held.track, 0
-        if not finished:
-            return kept
-        return kept or tracking.in_answer(held.prefilled, tokens, held.missed)
+        return held.state_in_answer(states, tokens) if finished and not kept else kept
 
     def _fork_state(self, held: "Held", states: StateSlots, *, finished: bool) -> None:
         """Take a slot for the state that an insert leaves in the tree; a finished request gives its own."""
         if finished:
             held.slots -= 1
             return
+        if states.tracking is not None and states.tracking.lazy and not states.free and held.end is not None:
+            # The request has read the state that it began with.
+            if not held.let_go:
+                states.unlock(held.end)
+            held.let_go = True
         self.pool.radix.make_state_room(1)
         assert states.free, "no state can be evicted"
         states.free -= 1
@@ -507,23 +511,32 @@ class RadixGroup(Group):
 
     def adopt(self, table: BlockTable, hit: GroupHit, local: int, external: int) -> None:
         super().adopt(table, hit, local, external)
-        if self.windows is not None and hit.nodes:
-            self._lock(held_of(table), hit.nodes[-1])
-        if self.pool.states is not None and hit.nodes:
+        states = self.pool.states
+        if hit.nodes and (states is not None or self.pool.windows is not None):
             held = held_of(table)
-            held.end, held.slots = hit.nodes[-1], 1
-            self.pool.states.lock(held.end)
+            held.slots = 1 if states is not None else 0
+            self._lock(held, hit.nodes[-1])
 
-    def _lock(self, held: "Held", node: Node) -> None:
-        """Read the window that ends with ``node`` in place of the one before."""
-        assert self.windows is not None
-        if held.end is not None:
-            self.windows.unlock(held.end, held.low)
-        held.end, held.low = node, self.windows.lock(node)
+    def _lock(self, held: "Held", node: Node | None) -> None:
+        """Read the window, and the state, that end with ``node`` in place of those before; ``None``: read no more."""
+        windows, states, end = self.pool.windows, self.pool.states, held.end
+        held.end = node
+        if windows is not None:
+            if end is not None:
+                windows.unlock(end, held.low)
+            if node is not None:
+                held.low = windows.lock(node)
+        if states is not None:
+            if end is not None and not held.let_go:
+                states.unlock(end)
+            held.let_go = False
+            if node is not None:
+                states.lock(node)
 
-    def slide(self, table: BlockTable, tokens: int) -> None:
+    def slide(self, table: BlockTable, tokens: int, state: int = 0) -> None:
         """Free window pages of the request's own that are out of the window once ``tokens`` tokens are computed. As long as it
-        may still be inserted a whole window in whole pages is kept.
+        may still be inserted a whole window in whole pages is kept, and the window that ends after ``state`` tokens, if that
+        isn't 0.
         """
         windows = self.windows
         if windows is None:
@@ -532,23 +545,22 @@ class RadixGroup(Group):
         if tokens - windows.window <= held.evicted * page:
             return
         evicted = max(held.evicted, table.registered or 0)
-        kept = windows.pages * page if self.caches else windows.window
-        held.evicted = max(evicted, (tokens - kept) // page)
+        threshold = tokens - (windows.pages * page if self.caches else windows.window)
+        if state:
+            threshold = min(threshold, state - windows.window)
+        held.evicted = max(evicted, threshold // page)
         windows.free += held.evicted - evicted
 
     def release(self, request: Request, table: BlockTable) -> None:
-        windows = self.windows
-        if windows is not None:
+        windows, states = self.pool.windows, self.pool.states
+        if windows is not None or states is not None:
             held = held_of(table)
-            windows.free += own_window_pages(table)
-            if held.end is not None:
-                windows.unlock(held.end, held.low)
-        states = self.pool.states
-        if states is not None:
-            held = held_of(table)
-            states.free += held.slots
-            if held.end is not None:
-                states.unlock(held.end)
+            if windows is not None:
+                windows.free += own_window_pages(table)
+            if states is not None:
+                states.free += held.slots + held.writing
+                held.writing = 0
+            self._lock(held, None)
         super().release(request, table)
 
 
@@ -573,16 +585,22 @@ class Held:
 
     __slots__ = (
         "branch",
+        "cut",
         "decodes",
         "drafts",
         "end",
         "evicted",
         "inserted",
+        "kept",
+        "let_go",
         "low",
         "missed",
+        "place",
+        "planned",
         "prefilled",
         "slots",
         "track",
+        "writing",
     )
 
     def __init__(self) -> None:
@@ -608,6 +626,27 @@ class Held:
         """Tokens of it that are computed as a prompt."""
         self.missed: list[int] = []
         """Positions in its answer whose states were not kept."""
+        self.kept = (0, 0)
+        """Tokens up to the state that is kept of its answer, and up to the one before, where these are noted; 0 for none."""
+        self.cut = False
+        """True if its state has more tokens than its answer, of which the last drafts are cut off."""
+        self.writing = 0
+        """Slots beside its others that it has until the state is written which a pass in flight may bring it to."""
+        self.place = 0
+        """With drafts, which of the two places for states of its answer has the one that is kept."""
+        self.planned: list[int] = []
+        """Places that passes in flight write to, if they bring it to a state."""
+        self.let_go = False
+        """True if it has released the lock of the state that it began with."""
+
+    def state_in_answer(self, states: StateSlots, tokens: int) -> int:
+        """Return the tokens up to the state that is kept of its answer, if it has ``tokens`` tokens; 0 for none."""
+        tracking = states.tracking
+        if tracking is None:
+            return 0
+        if tracking.noted:
+            return next((position for position in self.kept if position <= tokens), 0)
+        return tracking.in_answer(self.prefilled, tokens, self.missed)
 
 
 def held_of(table: BlockTable) -> Held:

@@ -24,6 +24,10 @@ class StateTracking(NamedTuple):
     """Tokens of a prompt between two states that could be kept, from where its computation begins."""
     interval: int
     """Tokens between two states in an answer."""
+    noted: bool = False
+    """True if what is kept of answers is noted pass by pass (``Held.kept``): with drafts, and where slots are taken lazily."""
+    lazy: bool = False
+    """True if the slot that a state of an answer is written to is taken for the pass that writes it."""
 
     def in_prompt(self, past: int, new: int, branch: int) -> int:
         """Return the position of the state that is kept of a chunk of ``new`` tokens after ``past``: the last one, or

@@ -58,10 +58,12 @@ class TreeEviction:
             if extent is None:
                 return
             assert extent.node is not None
-            if extent.refs or extent.node.kids:
-                parts.evict(extent)
-            else:
+            if not (extent.refs or extent.node.kids):
                 self.evict_leaf(extent)
+                continue
+            parts.evict(extent)
+            if parts is self.pool.windows and self.pool.states is not None:
+                self.pool.states.evict(extent)  # without a window there is nothing to go on from
 
     def evict_leaf(self, extent: Extent) -> None:
         """Evict a leaf that nobody holds."""

@@ -101,6 +101,8 @@ class ReservedDrafts(SpeculativeBatch):
         super().__init__(manager, rates, seed)
         self.width = width
         self.reserve = reserve
+        self.verifying: Callable[[Job, int], None] | None = None
+        """Called with a job and how many tokens were accepted, before it has them."""
 
     def tokens(self, job: Job) -> int:
         return self.width
@@ -110,6 +112,8 @@ class ReservedDrafts(SpeculativeBatch):
         accepted. Returns how many it has produced.
         """
         accepted = 1 + self.holding(job, tokens - 1)
+        if self.verifying is not None and tokens > 1:
+            self.verifying(job, accepted)
         produced = accepted if job.aborted else min(accepted, job.remaining)
         job.emit(produced)
         if tokens > 1 or not self.ends(job):

@@ -523,8 +523,8 @@ def _state_pools(given: Mapping[str, Any], model_plan: ModelPlan) -> dict[str, A
     settings = given.get("sglang") or SglangSettings(chunked_prefill_size=_chunk(given))
     of_token = sum(group.used_bytes // group.spec.block_size for group in full)
     slots = int(model_plan.cache_bytes * STATE_SHARE / sum(group.used_bytes for group in states))
-    page, tracked = given.get("block_size", 1), settings.mamba_radix_cache_strategy == "extra_buffer"
-    of_request = STATES_PER_REQUEST + (2 if tracked else 0)
+    page, strategy = given.get("block_size", 1), settings.mamba_radix_cache_strategy
+    of_request = STATES_PER_REQUEST + {"no_buffer": 0, "extra_buffer_lazy": 1, "extra_buffer": 2}[strategy]
     options: dict[str, Any] = {
         "groups": (GroupSpec(block_size=page), GroupSpec(kind="mamba", block_size=page)),
         "bytes_per_block": page * of_token,
@@ -533,7 +533,7 @@ def _state_pools(given: Mapping[str, Any], model_plan: ModelPlan) -> dict[str, A
     }
     if settings.max_mamba_cache_size is None and "num_gpu_blocks" not in given:
         settings = msgspec.structs.replace(settings, max_mamba_cache_size=slots)
-    if not tracked and "async_scheduling" not in given:
+    if strategy == "no_buffer" and "async_scheduling" not in given:
         options["async_scheduling"] = False
     return options | {"sglang": settings}
 

@@ -59,6 +59,7 @@ def make_tree(settings: dict[str, Any], scheduler: Any) -> Any:
         tree_components=tuple(components),
         tree_core_backend=settings.get("tree_core"),
         enable_mamba_extra_buffer=tracks_states(settings),
+        enable_mamba_extra_buffer_lazy=tracks_lazily(settings),
         is_eagle=scheduler.spec_algorithm.is_eagle(),
     )
     tree = UnifiedRadixCache(params)
@@ -101,17 +102,27 @@ def rows_with_states(rows: dict[str, Any], settings: dict[str, Any]) -> Any:
     shape = Mamba2StateShape.create(
         tp_world_size=1, intermediate_size=2, n_groups=1, num_heads=1, head_dim=2, state_size=2, conv_kernel=2
     )
+    drafts = settings.get("speculative")
     return HybridReqToTokenPool(
         **rows,
         mamba_size=settings["max_mamba_cache_size"],
-        mamba_spec_state_size=0,
+        mamba_spec_state_size=rows["size"] if drafts is not None else 0,
         cache_params=Mamba2CacheParams(shape=shape, layers=[0]),
         mamba_layer_ids=[0],
         enable_mamba_extra_buffer=tracks_states(settings),
+        enable_mamba_extra_buffer_lazy=tracks_lazily(settings),
+        speculative_num_draft_tokens=drafts["num_draft_tokens"] if drafts is not None else None,
+        speculative_eagle_topk=drafts["eagle_topk"] if drafts is not None else None,
         enable_overlap_schedule=settings["overlap"],
     )
 
 
 def tracks_states(settings: dict[str, Any]) -> bool:
     """True if requests have a buffer for states inside them, which SGLang gives them with prefix caching only."""
-    return settings.get("mamba_radix_cache_strategy") == "extra_buffer" and not settings["disable_radix_cache"]
+    strategy = settings.get("mamba_radix_cache_strategy", "no_buffer")
+    return strategy != "no_buffer" and not settings["disable_radix_cache"]
+
+
+def tracks_lazily(settings: dict[str, Any]) -> bool:
+    """True if the second slot of that buffer is taken only where a state is written."""
+    return tracks_states(settings) and settings["mamba_radix_cache_strategy"] == "extra_buffer_lazy"

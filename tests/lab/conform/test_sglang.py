@@ -17,7 +17,7 @@ from kvyard.blocks.eviction.radix import NodePart, RadixOrder
 from kvyard.blocks.extent import Extent, Node
 from kvyard.blocks.host_pages import HostPages
 from kvyard.blocks.host_windows import HostWindows
-from kvyard.blocks.radix import NOTHING, Held, RadixGroup
+from kvyard.blocks.radix import NOTHING, Held, RadixGroup, held_of
 from kvyard.blocks.request import Request
 from kvyard.blocks.state_slots import StateSlots, StateTracking
 from kvyard.blocks.table import BlockTable
@@ -87,8 +87,9 @@ def test_device_and_host_agree_after_every_decision(name: str) -> None:
     assert run.core.offload.counters.hits > 0
 
 
-def test_state_slots_add_up_after_every_decision() -> None:
-    run = CheckedRun(SglangLog(GOLDEN / "mamba-few@11.jsonl.xz"), plans=False)
+@pytest.mark.parametrize("name", ["mamba-few@11", "mamba-lazy-few-p64@5", "mamba-eagle-lazy-few@2", "mamba-swa-lazy@3"])
+def test_state_slots_add_up_after_every_decision(name: str) -> None:
+    run = CheckedRun(SglangLog(GOLDEN / f"{name}.jsonl.xz"), plans=False)
     run.go()
     run.core.check_integrity()
 
@@ -602,6 +603,77 @@ def _refused_requests_keep_their_slots(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Admission, "_return_state", lambda self, hit: None)
 
 
+def _windows_before_states_slide_away(patch: pytest.MonkeyPatch) -> None:
+    slide = RadixGroup.slide
+    patch.setattr(RadixGroup, "slide", lambda self, table, tokens, state=0: slide(self, table, tokens))
+
+
+def _states_outlast_their_windows(patch: pytest.MonkeyPatch) -> None:
+    def alone(self: TreeEviction, count: int) -> None:
+        windows = self.pool.windows
+        assert windows is not None
+        while windows.free < count and (extent := windows.first()) is not None:
+            assert extent.node is not None
+            if extent.refs or extent.node.kids:
+                windows.evict(extent)
+            else:
+                self.evict_leaf(extent)
+
+    patch.setattr(TreeEviction, "make_window_room", alone)
+
+
+def _states_need_no_window(patch: pytest.MonkeyPatch) -> None:
+    usable = WindowPages.usable
+    patch.setattr(WindowPages, "usable", lambda self, nodes: usable(self, nodes) or len(nodes))
+
+
+def _states_beyond_answers_are_kept(patch: pytest.MonkeyPatch) -> None:
+    note = DraftSide._note_state
+
+    def forget(self: DraftSide, job: Job, accepted: int) -> None:
+        note(self, job, accepted)
+        held_of(job.tables[0]).cut = False
+
+    patch.setattr(DraftSide, "_note_state", forget)
+
+
+def _one_slot_holds_the_state_before(patch: pytest.MonkeyPatch) -> None:
+    note = DraftSide._note_state
+
+    def remember(self: DraftSide, job: Job, accepted: int) -> None:
+        held = held_of(job.tables[0])
+        before = held.kept
+        note(self, job, accepted)
+        if held.kept != before:
+            held.kept = (held.kept[0], before[0])
+
+    patch.setattr(DraftSide, "_note_state", remember)
+
+
+def _second_slots_are_always_free(patch: pytest.MonkeyPatch) -> None:
+    def write(self: DecodeSide, due: list[tuple[Job, int]]) -> None:
+        self._writing = [(held_of(job.tables[0]), tokens) for job, tokens in due]
+
+    patch.setattr(DecodeSide, "_write_states", write)
+
+
+def _mixed_passes_keep_second_slots(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(DecodeSide, "_free_written", lambda self, written: None)
+
+
+def _last_drafts_keep_their_states(patch: pytest.MonkeyPatch) -> None:
+    note = DraftSide._note_lazily
+    patch.setattr(
+        DraftSide,
+        "_note_lazily",
+        lambda self, held, place, tokens, state, *, ends: note(self, held, place, tokens, state, ends=False),
+    )
+
+
+def _states_are_written_where_drafts_end(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(DraftSide, "_may_write", lambda self, tokens: False)
+
+
 @pytest.mark.source
 @pytest.mark.parametrize(
     ("mutate", "families"),
@@ -662,6 +734,15 @@ def _refused_requests_keep_their_slots(patch: pytest.MonkeyPatch) -> None:
         (_branches_get_no_state, ["mamba-tracked-p16"]),
         (_states_of_mixed_passes_are_kept, ["mamba-tracked-mixed", "mamba-tracked-overlap-mixed"]),
         (_answers_have_no_states, ["mamba-tracked-p16"]),
+        (_windows_before_states_slide_away, ["mamba-swa-tracked-few"]),
+        (_states_outlast_their_windows, ["mamba-swa-tracked-p64"]),
+        (_states_need_no_window, ["mamba-swa-eagle-overlap"]),
+        (_states_beyond_answers_are_kept, ["mamba-eagle-abort"]),
+        (_one_slot_holds_the_state_before, ["mamba-ngram-tracked"]),
+        (_second_slots_are_always_free, ["mamba-lazy-few-p64"]),
+        (_mixed_passes_keep_second_slots, ["mamba-lazy-mixed"]),
+        (_last_drafts_keep_their_states, ["mamba-eagle-lazy-p16"]),
+        (_states_are_written_where_drafts_end, ["mamba-eagle-lazy-abort"]),
         (_slots_are_reserved_for_one_pass, ["ngram-p16"]),
         (_eagle_caches_tokens, ["eagle-p64"]),
         (_accepted_tokens_beyond_the_end_are_not_cached, ["eagle-tree-p1", "eagle-p64"]),

@@ -40,10 +40,10 @@ class SglangSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     max_mamba_cache_size: int | None = None
     """Slots for states of recurrent layers, beside num_gpu_blocks of full attention; by default as many as requests need at
     once."""
-    mamba_radix_cache_strategy: Literal["no_buffer", "extra_buffer"] = "no_buffer"
-    """Cache the state of a request's last token, or states inside it in slots of their own."""
+    mamba_radix_cache_strategy: Literal["no_buffer", "extra_buffer", "extra_buffer_lazy"] = "no_buffer"
+    """Cache the state of a request's last token, or states inside it in slots of their own, taken ahead or lazily."""
     mamba_track_interval: int = 256
-    """Tokens of an answer between two states, with extra_buffer."""
+    """Tokens of an answer between two states, with extra_buffer and extra_buffer_lazy."""
     speculative_eagle_topk: int = 1
     """Drafts at a position, in a tree of them."""
     speculative_num_draft_tokens: int | None = None

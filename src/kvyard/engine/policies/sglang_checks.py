@@ -5,7 +5,7 @@ import msgspec
 from kvyard.blocks.spec import ConfigError
 from kvyard.engine.config import EngineConfig
 from kvyard.engine.policies.settings import SglangSettings
-from kvyard.engine.policies.sglang_tree import as_mocker, states_needed, states_of, tree, windows_of
+from kvyard.engine.policies.sglang_tree import as_mocker, draft_slots, states_needed, states_of, tree, windows_of
 from kvyard.integers import ceil_div
 from kvyard.tiers.hicache import check as check_hicache
 
@@ -39,10 +39,10 @@ def check(config: EngineConfig) -> None:
         config = msgspec.structs.replace(config, speculative=None)
     else:
         _refuse_settings(config, "speculative", "draft tokens: give num_speculative_tokens, too")
+    _check_groups(config)
     if states_of(config):
         _check_states(config)
     else:
-        _check_groups(config)
         _refuse_settings(config, "mamba", "models with states of recurrent layers: leave it out")
     if config.tiers is None or len(config.tiers.tiers) == 1:
         _refuse_settings(config, "prefetch_", "storage behind host memory: give a second tier, too")
@@ -96,13 +96,18 @@ def _check_drafts(config: EngineConfig) -> None:
     assert drafts is not None
     if as_mocker(config):
         raise ConfigError("workers with roles and books_sampled are modelled without draft tokens: leave them out")
-    if states_of(config):
-        raise ConfigError("backend sglang isn't modelled with draft tokens beside states of recurrent layers")
     if config.enable_prefix_caching and tree(config) is None:
         raise ConfigError("draft tokens with backend sglang need its radix tree: eviction lru, and no hints")
     if settings.enable_mixed_chunk and not drafts.eagle:
         raise ConfigError(
             "SGLang turns enable_mixed_chunk off with drafters other than EAGLE: leave it out, or set eagle to true"
+        )
+    slots = draft_slots(config)
+    assert slots is not None
+    if states_of(config) and settings.mamba_track_interval < slots.width:
+        raise ConfigError(
+            f"sglang.mamba_track_interval ({settings.mamba_track_interval}) must be at least the {slots.width} tokens that a "
+            "request verifies in a pass"
         )
     steps, width = drafts.num_speculative_tokens, settings.speculative_num_draft_tokens
     if width is not None and width < 2:
@@ -116,8 +121,10 @@ def _check_drafts(config: EngineConfig) -> None:
 
 def _check_groups(config: EngineConfig) -> None:
     """Raise ``ConfigError`` unless there is full attention, with or without sliding windows of one size."""
-    windows = windows_of(config)
+    windows, states = windows_of(config), states_of(config)
     if config.tiers is not None:
+        if states:
+            raise ConfigError("backend sglang isn't modelled with states in host memory: leave out lower tiers")
         if tree(config) is None or not config.enable_prefix_caching:
             raise ConfigError(
                 "lower tiers with backend sglang are HiCache's: they need prefix caching and eviction lru, and neither hints "
@@ -129,23 +136,32 @@ def _check_groups(config: EngineConfig) -> None:
         if windows and config.tiers.policy == "on_eviction":
             raise ConfigError("with sliding windows, backend sglang is modelled with write_through and after_hits")
         config = msgspec.structs.replace(config, tiers=None)
-    if not windows:
+    if not windows and not states:
         config.check_plain_model()
         return
-    full = [spec for spec in config.specs if spec not in windows]
+    full = [spec for spec in config.specs if spec not in windows and spec not in states]
     if not full or not all(spec.is_full for spec in full):
-        raise ConfigError("backend sglang is modelled for full attention, with or without sliding windows beside it")
-    if len({spec.window for spec in windows}) > 1:
-        raise ConfigError("backend sglang has windows of one size: SGLang keeps one sliding_window_size for a model")
-    if len({spec.block_size for spec in config.specs}) > 1:
-        raise ConfigError("backend sglang has one page size: give all groups the same block_size")
+        raise ConfigError(
+            "backend sglang is modelled for full attention, with or without sliding windows and states of recurrent layers "
+            "beside it"
+        )
     if as_mocker(config):
         raise ConfigError("workers with roles and books_sampled are modelled for one group of full attention")
     if config.eviction != "lru" or config.heed_hints:
-        raise ConfigError(
-            "with sliding windows, backend sglang evicts by sglang.radix_eviction_policy and heeds no hints"
-        )
+        beside = "sliding windows" if windows else "states"
+        raise ConfigError(f"with {beside}, backend sglang evicts by sglang.radix_eviction_policy and heeds no hints")
     config.check_no_extras()
+    if windows:
+        _check_windows(config)
+
+
+def _check_windows(config: EngineConfig) -> None:
+    """Raise ``ConfigError`` for sliding windows that SGLang can't have, or that have no room."""
+    windows, states = windows_of(config), states_of(config)
+    if len({spec.window for spec in windows}) > 1:
+        raise ConfigError("backend sglang has windows of one size: SGLang keeps one sliding_window_size for a model")
+    if len({spec.block_size for spec in config.specs if spec not in states}) > 1:
+        raise ConfigError("backend sglang has one page size: give all groups the same block_size")
     given = tree(config)
     assert given is not None
     page, window = windows[0].block_size, ceil_div(windows[0].window or 1, windows[0].block_size)
@@ -158,16 +174,9 @@ def _check_groups(config: EngineConfig) -> None:
 
 def _check_states(config: EngineConfig) -> None:
     """Raise ``ConfigError`` for what SGLang refuses with states, and for what isn't modelled with them."""
-    states, settings = states_of(config), config.sglang or SglangSettings()
-    full = [spec for spec in config.specs if spec not in states]
-    if not full or not all(spec.is_full for spec in full):
-        raise ConfigError("backend sglang is modelled for states beside full attention: leave out sliding windows")
-    page = full[0].block_size
-    if settings.mamba_radix_cache_strategy == "extra_buffer":
-        if settings.mamba_track_interval < 1 or settings.mamba_track_interval % page:
-            raise ConfigError(
-                f"sglang.mamba_track_interval ({settings.mamba_track_interval}) must be a multiple of the page size ({page})"
-            )
+    settings, page = config.sglang or SglangSettings(), config.block_groups[0].block_size
+    if settings.mamba_radix_cache_strategy != "no_buffer":
+        _check_tracking(config, settings, page)
     elif page != 1:
         raise ConfigError(
             "SGLang caches states at the end of requests with pages of one token only: give full attention block_size 1, or "
@@ -178,16 +187,21 @@ def _check_states(config: EngineConfig) -> None:
             "SGLang caches states at the end of requests without overlap only: set async_scheduling to false, or "
             "sglang.mamba_radix_cache_strategy to extra_buffer"
         )
-    if as_mocker(config):
-        raise ConfigError("workers with roles and books_sampled are modelled for one group of full attention")
-    if config.tiers is not None:
-        raise ConfigError("backend sglang isn't modelled with states in host memory: leave out lower tiers")
-    if config.eviction != "lru" or config.heed_hints:
-        raise ConfigError("with states, backend sglang evicts by sglang.radix_eviction_policy and heeds no hints")
-    config.check_no_extras()
     slots, needed = settings.max_mamba_cache_size, states_needed(config)
     if slots is not None and slots < needed:
         raise ConfigError(
             f"sglang.max_mamba_cache_size is {slots}, too few for {config.max_num_seqs} requests: give {needed}, or lower "
             "max_num_seqs"
+        )
+
+
+def _check_tracking(config: EngineConfig, settings: SglangSettings, page: int) -> None:
+    """Raise ``ConfigError`` for states inside requests that SGLang can't keep."""
+    interval = settings.mamba_track_interval
+    if interval < 1 or interval % page:
+        raise ConfigError(f"sglang.mamba_track_interval ({interval}) must be a multiple of the page size ({page})")
+    if settings.mamba_radix_cache_strategy == "extra_buffer_lazy" and not config.decides_ahead:
+        raise ConfigError(
+            "SGLang's extra_buffer_lazy requires the overlap schedule: set async_scheduling to true, or "
+            "sglang.mamba_radix_cache_strategy to extra_buffer"
         )

@@ -3,7 +3,8 @@
 When a pass doesn't fit, requests with the least output are retracted: they go back to the queue.
 """
 
-from kvyard.blocks.radix import RadixGroup, held_of
+from kvyard.blocks.radix import Held, RadixGroup, held_of
+from kvyard.blocks.state_slots import StateTracking
 from kvyard.engine.config import EngineConfig
 from kvyard.engine.job import Job, JobState
 from kvyard.engine.lifecycle import Lifecycle
@@ -35,6 +36,10 @@ class DecodeSide:
         self.tree: RadixGroup | None = jobs.manager.tree if jobs.manager.caching else None
         self.windows = jobs.manager.pool.windows
         self._states = jobs.manager.pool.states
+        self._writing: list[tuple[Held, int]] | None = None
+        """States that the pass being formed writes, where slots for them are taken then."""
+        self._written: dict[Pass, list[tuple[Held, int]]] = {}
+        """States that passes in flight write."""
         self.running: list[Job] = []
         """The decode batch, in SGLang's order."""
         self.full = False
@@ -163,20 +168,24 @@ class DecodeSide:
             self._put_off(due)
             return False
         tracking = self._states.tracking if self._states is not None else None
-        if tracking is not None:
-            # No states are kept of answers in mixed passes.
-            for job in self.running:
-                tokens = self.length(job) + (jobs.batch.in_flight(job) if self.ahead else 0)
-                if not tokens % tracking.interval:
-                    held_of(job.tables[0]).missed.append(tokens)
         self._take(due)
+        if tracking is not None and not tracking.noted:
+            # No states are kept of answers in mixed passes.
+            for job, tokens in self._at_state(tracking):
+                held_of(job.tables[0]).missed.append(tokens)
+        elif self._writing is not None:
+            self._free_written(self._writing)
+            self._writing = None
         self._tick = jobs.batch.tick + 1
         return True
 
     def make_pass(self, chunks: list[Chunk], passes: int) -> Pass:
         """Return the pass that was provided for, with ``chunks`` of prompts mixed in or for ``passes`` passes."""
         batch = self.jobs.batch
-        return Pass(chunks, batch.count, batch.context, batch.longest(), stable_for=passes)
+        made = Pass(chunks, batch.count, batch.context, batch.longest(), stable_for=passes)
+        if self._writing is not None:
+            self._written[made], self._writing = self._writing, None
+        return made
 
     def _leave_ending(self) -> bool:
         """Requests whose last token is in flight leave the batch, though their pages are still theirs. Returns whether there
@@ -218,22 +227,65 @@ class DecodeSide:
             self._slide()
         if blocks.headroom:
             blocks.make_headroom()
+        tracking = self._states.tracking if self._states is not None else None
+        due_states = self._at_state(tracking) if tracking is not None and tracking.lazy else []
         for job in due:
             taken = blocks.take(job)
             assert taken, f"{job} was left without a page"
+        if due_states:
+            self._write_states(due_states)
+
+    # -- states inside answers --------------------------------------------------------------------------------------
+
+    def _at_state(self, tracking: StateTracking) -> list[tuple[Job, int]]:
+        """Return jobs that the pass being formed brings to a state which may be kept, and their tokens then."""
+        batch, ahead, interval = self.jobs.batch, self.ahead, tracking.interval
+        lengths = [(job, self.length(job) + (batch.in_flight(job) if ahead else 0)) for job in self.running]
+        return [(job, tokens) for job, tokens in lengths if not tokens % interval]
+
+    def _write_states(self, due: list[tuple[Job, int]]) -> None:
+        """Take a slot for each state that the pass being formed writes. Where none is free it overwrites the one before, though
+        that be a prompt's which isn't inserted yet.
+        """
+        states = self._states
+        assert states is not None
+        self._writing = []
+        for job, tokens in due:
+            held = held_of(job.tables[0])
+            if states.free:
+                states.free -= 1
+                held.writing = 1
+            else:
+                held.kept, held.track = (0, 0), 0
+            self._writing.append((held, tokens))
+
+    def computed_states(self, done: Pass) -> None:
+        """The pass ``done`` is over: the states that it wrote are kept, and those before are not."""
+        written = self._written.pop(done, None)
+        if written is not None:
+            for held, tokens in written:
+                held.kept = (tokens, 0)
+            self._free_written(written)
+
+    def _free_written(self, written: list[tuple[Held, int]]) -> None:
+        """Free the slots that are needed no longer once ``written`` are."""
+        assert self._states is not None
+        for held, _ in written:
+            self._states.free += held.writing
+            held.writing = 0
 
     def _slide(self) -> None:
         """Free what is out of the windows of the decode batch, of a request once in ``SLIDE_INTERVAL`` tokens, and not before
         its second decode pass: the pass in flight may still compute its prompt.
         """
-        tree, windows = self.jobs.manager.tree, self.windows
+        tree, windows, states = self.jobs.manager.tree, self.windows, self._states
         assert tree is not None
         assert windows is not None
         for job in self.running:
             held = held_of(job.tables[0])
             tokens = self.length(job) - 1
             if held.decodes and tokens - windows.window >= held.evicted * self.page + SLIDE_INTERVAL:
-                tree.slide(job.tables[0], tokens)
+                tree.slide(job.tables[0], tokens, held.state_in_answer(states, tokens) if states is not None else 0)
             held.decodes = True
 
     # -- back to the queue ------------------------------------------------------------------------------------------

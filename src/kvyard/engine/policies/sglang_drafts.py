@@ -4,7 +4,7 @@ Each holds slots for the drafts of two passes beyond its computed tokens, since 
 known how many drafts of the one before were accepted. In a pass that computes prompts, too, a request computes one token.
 """
 
-from kvyard.blocks.radix import held_of
+from kvyard.blocks.radix import Held, held_of
 from kvyard.engine.config import EngineConfig
 from kvyard.engine.job import Job, JobState
 from kvyard.engine.lifecycle import Lifecycle
@@ -22,6 +22,10 @@ class DraftSide(DecodeSide):
         super().__init__(jobs, config, waiting)
         self._drafts = drafts
         jobs.blocks.headroom = False
+        tracking = self._states.tracking if self._states is not None else None
+        self._lazy = tracking is not None and tracking.lazy
+        if self._states is not None:
+            drafts.verifying = self._note_state
 
     def taking_part(self, extended: list[Job]) -> list[Job]:
         return [job for job in [*extended, *self.running] if job.state is JobState.DECODE]
@@ -31,6 +35,67 @@ class DraftSide(DecodeSide):
 
     def reorder(self) -> None:
         self.jobs.renumber(self.running)
+
+    def _note_state(self, job: Job, accepted: int) -> None:
+        """Note what is kept of the states of ``job``, which gets ``accepted`` tokens: those beyond its answer are in them,
+        too.
+        """
+        assert self._states is not None
+        held, tracking = held_of(job.tables[0]), self._states.tracking
+        before = job.num_tokens - 1
+        after = before + accepted
+        if tracking is None:
+            held.cut = not job.aborted and after > job.num_tokens + job.remaining
+            return
+        state = after // tracking.interval * tracking.interval
+        if tracking.lazy:
+            ends = job.aborted or accepted >= job.remaining
+            self._note_lazily(held, held.planned.pop(0), after, state if state > before else 0, ends=ends)
+        elif state > before:
+            # Without overlap there is one slot, and the state before is gone.
+            held.kept = (state, held.kept[0] if self.ahead else 0)
+
+    def _note_lazily(self, held: Held, place: int, tokens: int, state: int, *, ends: bool) -> None:
+        """A pass that was to write to ``place`` brings a request to ``tokens`` tokens, past ``state`` if that isn't 0."""
+        assert self._states is not None
+        if ends:
+            # What it wrote is not kept; if that was, or may be, written over the state that was, nothing is.
+            if (state and place == held.place) or (not held.writing and self._may_write(tokens)):
+                held.kept = (0, 0)
+        elif state:
+            if place != held.place:
+                self._free_written([(held, state)])
+                held.place = place
+            held.kept = (state, 0)
+
+    def _may_write(self, tokens: int) -> bool:
+        """Return true if two passes may bring a request with ``tokens`` computed tokens to a state."""
+        assert self._states is not None
+        assert self._states.tracking is not None
+        interval = self._states.tracking.interval
+        return tokens // interval != (tokens + 2 * self._drafts.width) // interval
+
+    def _plan_states(self) -> None:
+        """Take a slot for each state that the pass being formed, or the one in flight, may write."""
+        states = self._states
+        assert states is not None
+        for job in self.running:
+            held = held_of(job.tables[0])
+            writes = self._may_write(job.num_computed_tokens)
+            if writes and not held.writing:
+                if states.free:
+                    states.free -= 1
+                    held.writing = 1
+                else:
+                    held.kept, held.track = (0, 0), 0
+            held.planned.append(1 - held.place if writes and held.writing else held.place)
+
+    def mix(self) -> bool:
+        mixed = super().mix()
+        if mixed and self._lazy:
+            for job in self.running:
+                held_of(job.tables[0]).planned.pop()  # no states of answers are written
+        return mixed
 
     def abort(self, job: Job) -> None:
         job.aborted = True
@@ -82,6 +147,8 @@ class DraftSide(DecodeSide):
     def _take(self, due: list[Job]) -> None:
         """Take the slots that jobs are to have. With pages of several tokens, SGLang evicts for a page more of each."""
         manager, page, reserve = self.jobs.manager, self.page, self._drafts.reserve
+        if self._lazy:
+            self._plan_states()
         if self.windows is not None:
             self._slide()
         if page > 1 and self.tree is not None:

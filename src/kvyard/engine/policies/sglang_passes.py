@@ -184,6 +184,7 @@ class SglangPasses(PassMaker):
     def computed(self, done: Pass) -> None:
         """Prompts that are computed can be found from now on; chunks of them from the next pass on."""
         self._published.clear()
+        self._decode.computed_states(done)
         for job, new, past in done.chunks:
             if job.running and past + new >= job.num_tokens and not job.state.ended:
                 job.awaits = 0

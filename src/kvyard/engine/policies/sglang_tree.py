@@ -37,16 +37,19 @@ def tree(config: EngineConfig) -> TreeSettings | None:
     if as_mocker(config):
         return None
     settings, blocks = config.sglang or SglangSettings(), config.num_gpu_blocks
-    if windows_of(config):
-        return _with_windows(config, settings)
+    given = TreeSettings(settings.radix_eviction_policy, blocks)
     if states_of(config):
         slots = settings.max_mamba_cache_size or states_needed(config)
-        return TreeSettings(settings.radix_eviction_policy, blocks, states=slots, tracking=_tracking(config))
+        given = given._replace(states=slots, tracking=_tracking(config))
+    if windows_of(config):
+        return _with_windows(config, settings, given)
+    if states_of(config):
+        return given
     plain = config.eviction == "lru" and not config.heed_hints and config.enable_prefix_caching
     if not plain:
         return None
     prefetch = _prefetch(settings) if config.tiers is not None and len(config.tiers.tiers) > 1 else None
-    return TreeSettings(settings.radix_eviction_policy, blocks, host_pages=_host_blocks(config), prefetch=prefetch)
+    return given._replace(host_pages=_host_blocks(config), prefetch=prefetch)
 
 
 def _prefetch(settings: SglangSettings) -> PrefetchRules:
@@ -60,14 +63,14 @@ def _prefetch(settings: SglangSettings) -> PrefetchRules:
     )
 
 
-def _with_windows(config: EngineConfig, settings: SglangSettings) -> TreeSettings:
+def _with_windows(config: EngineConfig, settings: SglangSettings, given: TreeSettings) -> TreeSettings:
     windows = windows_of(config)
     ratio, page = settings.swa_full_tokens_ratio, windows[0].block_size
-    share = len(config.specs) - len(windows) + ratio * len(windows)
+    share = len(config.specs) - len(windows) - len(states_of(config)) + ratio * len(windows)
     pages = int(config.num_gpu_blocks / share + ROUNDING)
     assert windows[0].window is not None
     window_pages = int(pages * page * ratio) // page
-    given = TreeSettings(settings.radix_eviction_policy, pages, windows[0].window - 1, window_pages)
+    given = given._replace(pages=pages, window=windows[0].window - 1, window_pages=window_pages)
     if config.tiers is None:
         return given
     host_pages = max(1, int(_host_blocks(config) / share + ROUNDING))
@@ -86,11 +89,17 @@ def _host_blocks(config: EngineConfig) -> int:
 def _tracking(config: EngineConfig) -> StateTracking | None:
     """Return positions of states inside requests, if there is an extra buffer for them."""
     settings = config.sglang or SglangSettings()
-    if settings.mamba_radix_cache_strategy != "extra_buffer" or not config.enable_prefix_caching:
+    if settings.mamba_radix_cache_strategy == "no_buffer" or not config.enable_prefix_caching:
         return None
-    page = config.block_groups[0].block_size
+    page, lazy = config.block_groups[0].block_size, settings.mamba_radix_cache_strategy == "extra_buffer_lazy"
     grid = lcm(max(STATE_CHUNK, page), page)
-    return StateTracking(2 if config.decides_ahead else 1, grid, lcm(grid, settings.mamba_track_interval))
+    return StateTracking(
+        2 if config.decides_ahead and not lazy else 1,
+        grid,
+        lcm(grid, settings.mamba_track_interval),
+        noted=lazy or config.speculative is not None,
+        lazy=lazy,
+    )
 
 
 def states_needed(config: EngineConfig) -> int:

@@ -225,7 +225,7 @@ def engine_config(config: Record, timing: LogTiming) -> EngineConfig:
         groups = (GroupSpec(kind="full", block_size=page), window_group)
         blocks = ceil(blocks * (1 + config["swa_full_tokens_ratio"]))
     if "max_mamba_cache_size" in config:
-        groups = (GroupSpec(kind="full", block_size=page), GroupSpec(kind="mamba", block_size=page))
+        groups = (*(groups or (GroupSpec(kind="full", block_size=page),)), GroupSpec(kind="mamba", block_size=page))
     hicache = config.get("hicache")
     policy = config["schedule_policy"]
     engine = EngineConfig(
