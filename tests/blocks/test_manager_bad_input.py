@@ -129,7 +129,7 @@ CONFIGS: list[tuple[str, dict[str, Any], str]] = [
     (
         "retention without anything sparse",
         {"groups": [FULL], "retention_interval": 16},
-        "retention_interval needs a sliding-window or Mamba group, and there is none: use 0",
+        "there is no sliding-window or Mamba group for retention_interval: use 0",
     ),
     (
         "retention that doesn't align",

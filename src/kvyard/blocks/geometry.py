@@ -72,7 +72,8 @@ def check_retention(interval: int | None, groups: Sequence[GroupSpec], scheduler
         return
     if not any(spec.attention.is_window or spec.is_state for spec in groups):
         if interval:
-            raise ConfigError("retention_interval needs a sliding-window or Mamba group, and there is none: use 0")
+            # A test of vLLM's own looks for "no sliding-window or Mamba".
+            raise ConfigError("there is no sliding-window or Mamba group for retention_interval: use 0")
     elif interval < 0 or interval % scheduler_block_size:
         raise ConfigError(
             f"retention_interval must be a non-negative multiple of scheduler_block_size {scheduler_block_size}, got {interval}"
