@@ -322,10 +322,11 @@ def script(row: Row) -> dict[str, Any]:
             chunk, share = (8192, 0.95) if blackwell and row.tensor == 4 else (32768, 0.82)
         elif "GLM-5" in row.model and blackwell:
             chunk, share = 32768, 0.9 if row.precision == "fp4" else 0.85
+        polls = {"scheduler_recv_interval": recv_interval(row)}
         if not chunk:
-            return {}
+            return {"sglang": polls}
         chunks = {"chunked_prefill_size": chunk, "max_prefill_tokens": max(chunk, 16384)}
-        return {"sglang": chunks, "gpu_memory_utilization": share, **(quantised_cache if blackwell else {})}
+        return {"sglang": chunks | polls, "gpu_memory_utilization": share, **(quantised_cache if blackwell else {})}
     if row.backend == "trtllm":
         if "gpt-oss" in row.model:
             return {"max_num_batched_tokens": 20000} | (quantised_cache if blackwell else {})
@@ -339,6 +340,20 @@ def script(row: Row) -> dict[str, Any]:
     if "MiniMax" in row.model and blackwell:
         return {"max_num_batched_tokens": 2 * row.isl, **quantised_cache}
     return {"max_num_seqs": row.concurrency} if "Kimi" in row.model else {}
+
+
+def recv_interval(row: Row) -> int:
+    """Decode passes between two looks for requests, in the scripts of SGLang on Blackwell; those of Hopper don't say."""
+    if not row.card.startswith("b") or row.data > 1:
+        return 1
+    if "GLM-5" in row.model:
+        return 10 if row.precision == "fp4" else 1
+    if "DeepSeek" in row.model:
+        return 30 if row.concurrency >= 16 and (row.precision == "fp4" or row.tensor == 8) else 10
+    if row.precision == "fp8" and row.card == "b300":
+        return 10
+    most = 4 if row.card == "b200" and row.precision in QUANTISED else 15
+    return 30 if row.concurrency > most else 10
 
 
 def share_of_peak(row: Row) -> float:

@@ -341,6 +341,17 @@ def test_other_backends_keep_window_layers_as_full_ones() -> None:
         engine(model="qwen3.5-9b", gpu="h200", backend="trtllm")
 
 
+def test_windows_beside_a_connector_are_kept_since_vllm_0_23() -> None:
+    asked = {"model": "gpt-oss-120b", "gpu": "h200", "vllm_version": "0.22.0"}
+    beside = {**asked, "host_bytes": 2**37}
+    assert len(engine(**asked).specs) == 2 and len(engine(**asked, host_bytes=0).specs) == 2
+    assert [spec.is_full for spec in engine(**beside).specs] == [True]
+    apart = make_config(asked | {"prefill": 1, "decode": 1})
+    assert [len(kind.engine.specs) for kind in apart.workers] == [1, 1]
+    assert len(engine(**beside | {"vllm_version": "0.23"}).specs) == 2
+    assert len(engine(model="gpt-oss-120b", gpu="h200", host_bytes=2**37).specs) == 2
+
+
 def test_store_is_an_offload_policy_or_no_lower_tier() -> None:
     host = {"host_blocks": 100, "host_bandwidth": 20, "load_policy": "threshold"}
     assert make_config({**host, "store": "lazy"}) == make_config({**host, "offload_policy": "lazy"})
@@ -371,6 +382,7 @@ def test_limits_of_a_pass_are_those_of_the_engine_on_the_card() -> None:
     chunks = {gpu: engine_on(gpu, "sglang").tokens_per_pass for gpu in ("rtx4090", "l40s", "h100", "h200", "b200")}
     assert chunks == {"rtx4090": 2048, "l40s": 4096, "h100": 8192, "h200": 8192, "b200": 16384}
     assert engine_on("b200", "sglang", **{"sglang.chunked_prefill_size": 4096}).tokens_per_pass == 4096
+    assert engine_on("b200", "sglang", **{"sglang.schedule_policy": "lpm"}).tokens_per_pass == 16384
     assert [engine_on("h100", backend).max_num_seqs for backend in ("vllm", "sglang", "trtllm")] == [1024, 2048, 2048]
     assert engine_on("h100", "trtllm", max_num_seqs=64).max_num_seqs == 64
 

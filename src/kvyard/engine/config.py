@@ -197,7 +197,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def tokens_per_pass(self) -> int:
         """Return the most prompt tokens that one pass computes."""
         if self.backend == "sglang":
-            chunk = (self.sglang or SglangSettings()).chunked_prefill_size
+            chunk = (self.sglang or SglangSettings()).chunk
             return chunk if chunk > 0 else (self.sglang or SglangSettings()).max_prefill_tokens
         return self.max_num_scheduled_tokens or self.max_num_batched_tokens
 

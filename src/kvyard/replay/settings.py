@@ -18,7 +18,7 @@ from kvyard.engine.cards import CARDS, find_card
 from kvyard.engine.config import BACKENDS, EngineConfig, SpeculativeConfig
 from kvyard.engine.models import find_config, plan
 from kvyard.engine.models.fields import Fields
-from kvyard.engine.models.memory import find_release
+from kvyard.engine.models.memory import NEWEST, find_release
 from kvyard.engine.models.planning import (
     ExpertParallel,
     ModelPlan,
@@ -70,7 +70,7 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     vllm_version: Annotated[
         str | None,
-        Setting("The vLLM release whose memory use and default of async_scheduling are simulated.", flag=True),
+        Setting("The vLLM release whose memory use and defaults are simulated.", flag=True),
     ] = None
     tensor_parallel_size: TensorParallel = 1
     pipeline_parallel_size: PipelineParallel = 1
@@ -504,8 +504,8 @@ def _of_backend(given: Mapping[str, Any], model_plan: ModelPlan) -> dict[str, An
         return options
     if "max_num_seqs" not in given and not any(spec.is_state for spec in model_plan.groups):
         options["max_num_seqs"] = MOST_SEQUENCES[backend]
-    if backend == "sglang" and "sglang" not in given:
-        options["sglang"] = SglangSettings(chunked_prefill_size=_chunk(given))
+    if backend == "sglang":
+        options["sglang"] = _sglang(given)
     if backend == "sglang" and any(spec.is_state for spec in model_plan.groups):
         options |= _state_pools(given, model_plan)
     return options
@@ -520,7 +520,7 @@ def _state_pools(given: Mapping[str, Any], model_plan: ModelPlan) -> dict[str, A
     full = [group for group in model_plan.layer_groups if group.spec.is_full]
     if not full:
         return {}
-    settings = given.get("sglang") or SglangSettings(chunked_prefill_size=_chunk(given))
+    settings = _sglang(given)
     of_token = sum(group.used_bytes // group.spec.block_size for group in full)
     slots = int(model_plan.cache_bytes * STATE_SHARE / sum(group.used_bytes for group in states))
     page, strategy = given.get("block_size", 1), settings.mamba_radix_cache_strategy
@@ -538,11 +538,18 @@ def _state_pools(given: Mapping[str, Any], model_plan: ModelPlan) -> dict[str, A
     return options | {"sglang": settings}
 
 
+def _sglang(given: Mapping[str, Any]) -> SglangSettings:
+    """Return SGLang's settings, with prompts cut as by default on the card unless they say otherwise."""
+    settings: SglangSettings = given.get("sglang") or SglangSettings()
+    return msgspec.structs.replace(settings, chunked_prefill_size=_chunk(given))
+
+
 def _chunk(given: Mapping[str, Any]) -> int:
-    """Return the tokens that SGLang cuts prompts into: by the card, unless it has a table of settings."""
-    if "sglang" in given or "gpu" not in given:
-        return int((given.get("sglang") or SglangSettings()).chunked_prefill_size)
-    return find_card(given["gpu"]).chunk
+    """Return the tokens that SGLang cuts prompts into: by the card, unless its settings say."""
+    settings: SglangSettings = given.get("sglang") or SglangSettings()
+    if settings.chunked_prefill_size is None and "gpu" in given:
+        return find_card(given["gpu"]).chunk
+    return settings.chunk
 
 
 def _of_release(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -562,10 +569,17 @@ def _sglang_memory(memory: int, card: Mapping[str, Any], chunk: int) -> dict[str
 def _keeps_windows(given: Mapping[str, Any]) -> bool:
     """True if the engine is modelled with sliding windows, all its settings considered."""
     backend = given.get("backend", "vllm")
+    if backend == "vllm":
+        return not _has_connector(given) or find_release(given.get("vllm_version", NEWEST)).windows_beside_connectors
     if backend != "sglang":
-        return bool(backend == "vllm")
+        return False
     by_hash = given.get("heed_hints") or given.get("eviction", "lru") != "lru"
     return not by_hash and given.get("role", "both") == "both"
+
+
+def _has_connector(given: Mapping[str, Any]) -> bool:
+    """True if blocks leave the engine: for lower tiers, or for workers of the other role."""
+    return given.get("role", "both") != "both" or any(_room(given, tier.label) for tier in LOWER_TIERS)
 
 
 def _as_full_attention(model_plan: ModelPlan) -> dict[str, Any]:

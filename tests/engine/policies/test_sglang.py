@@ -77,6 +77,37 @@ def test_the_one_with_the_least_output_is_retracted_and_queues_up_again():
     assert [name for name, _ in again] == ["r0", "r1", "r2", "r1"]
 
 
+@pytest.mark.parametrize("ahead", [False, True])
+def test_between_decode_passes_arrivals_are_looked_for_every_so_often(ahead):
+    rows = [Row(0, 100, 200, (1,)), *(Row(at, 100, 3, (at,)) for at in (100_000_001, 300_000_001, 301_000_000))]
+
+    def passes_before(interval):
+        config = with_settings(replace(CONFIG, async_scheduling=ahead), scheduler_recv_interval=interval)
+        decoded, found = 0, []
+        for _, _, chunks, decoding in replay(config, rows).passes:
+            prompts = chunks and isinstance(chunks[0], tuple)
+            if prompts:
+                found.append((decoded, len(chunks)))
+                decoded = 0
+            elif decoding:
+                decoded += 1
+        return found
+
+    each = passes_before(1)
+    assert len(each) >= 3
+    seldom = passes_before(25)
+    assert seldom[0] == (0, 1), "an idle engine looks at once"
+    assert all(decoded % 25 in (0, 1) for decoded, _ in seldom[1:]) and len(seldom) <= len(each)
+    assert sum(count for _, count in seldom) == 4
+
+
+def test_an_arrival_that_was_not_looked_for_can_be_cancelled():
+    rows = [Row(0, 100, 200, (1,)), Row(100_000_001, 100, 3, (2,), cancel=20_000_000)]
+    log = replay(with_settings(replace(CONFIG, async_scheduling=False), scheduler_recv_interval=50), rows)
+    assert [name for name, *_ in log.of("admitted")] == ["r0"]
+    assert [name for name, *_ in log.of("ended")] == ["r1", "r0"]
+
+
 def test_longest_prefix_first():
     # r1 takes the room until all others have come; of those, r4 is mostly cached.
     rows = [Row(0, 512, 1, (1,)), Row(100_000_000, 700, 20, (5, 6))]

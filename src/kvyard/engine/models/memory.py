@@ -40,6 +40,8 @@ class Release(NamedTuple):
     """Default of ``gpu_memory_utilization``."""
     decides_ahead: bool = True
     """Default of ``async_scheduling``."""
+    windows_beside_connectors: bool = False
+    """True if window layers keep blocks of their own beside a KV connector; else the connector makes them keep all tokens."""
     keeps_batches: bool = False
     """True if windows keep blocks of all batches in flight, not of one."""
 
@@ -50,9 +52,16 @@ RELEASES = (
     Release((0, 17), 14.9, int(0.13 * GIB), int(0.55 * GIB), False, 0.9),
     Release((0, 18), 14.9, int(0.25 * GIB), int(2.1 * GIB), False, 0.9),
     Release((0, 20), 14.9, int(0.25 * GIB), int(2.1 * GIB), True, 0.92),
-    Release((0, 26), 14.9, int(0.25 * GIB), int(2.1 * GIB), True, 0.92, keeps_batches=True),
+    Release((0, 23), 14.9, int(0.25 * GIB), int(2.1 * GIB), True, 0.92, windows_beside_connectors=True),
+    Release(
+        *((0, 26), 14.9, int(0.25 * GIB), int(2.1 * GIB), True, 0.92),
+        windows_beside_connectors=True,
+        keeps_batches=True,
+    ),
 )
-"""vLLM's pull request 38284, in 0.20, counts graphs and raises the default share; 47728, in 0.26, keeps batches in flight."""
+"""vLLM's pull request 38284, in 0.20, counts graphs and raises the default share; 41847, in 0.23, leaves the hybrid cache
+manager on beside connectors that know it; 47728, in 0.26, keeps batches in flight.
+"""
 
 
 def find_release(version: str) -> Release:

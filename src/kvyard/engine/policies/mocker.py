@@ -82,7 +82,7 @@ class MockerPasses(PassMaker):
         super().__init__(jobs)
         settings = config.sglang or SglangSettings()
         self._max_prefill = settings.max_prefill_tokens
-        self._chunk_size = settings.chunked_prefill_size
+        self._chunk_size = settings.chunk
         self._clip = settings.clip_max_new_tokens
         self._books_sampled = settings.books_sampled
         self._ratio = MockerTokenRatio(settings.schedule_conservativeness)

@@ -7,6 +7,9 @@ import msgspec
 
 from kvyard.blocks.spec import ConfigError
 
+CHUNK = 8192
+"""Prompt tokens that SGLang cuts prompts into on a card with 60 to 160 GB."""
+
 
 class SglangSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Admission of the ``sglang`` backend. Names and defaults are SGLang's."""
@@ -15,10 +18,13 @@ class SglangSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Order of waiting requests: first come (SGLang's fcfs), longest cached prefix, ..."""
     max_prefill_tokens: int = 16384
     """Prompt tokens in a pass, all requests together."""
-    chunked_prefill_size: int = 8192
-    """Prompt tokens in a pass that requests can be cut at; -1 never cuts them."""
+    chunked_prefill_size: int | None = None
+    """Prompt tokens in a pass that requests can be cut at; -1 never cuts them. By default SGLang's for the card, 8192 without
+    one."""
     enable_mixed_chunk: bool = False
     """True if requests decode in passes that compute prompts."""
+    scheduler_recv_interval: int = 1
+    """Decode passes between two looks for requests that have come; after prompts, and when idle, it always looks."""
     prefill_max_requests: int | None = None
     """Requests whose prompts are in a pass."""
     ignore_eos: bool = False
@@ -67,12 +73,19 @@ class SglangSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     Dynamo mocker does, and its results are met to the millisecond with it.
     """
 
+    @property
+    def chunk(self) -> int:
+        """Return ``chunked_prefill_size``, or its default without a card."""
+        return CHUNK if self.chunked_prefill_size is None else self.chunked_prefill_size
+
     def check(self, block_size: int) -> None:
         """Raise ``ConfigError`` if a value makes no sense for pages of ``block_size`` tokens."""
-        chunk = self.chunked_prefill_size
-        for name in ("max_prefill_tokens", "clip_max_new_tokens", *(("chunked_prefill_size",) if chunk != -1 else ())):
+        chunk = self.chunk
+        for name in ("max_prefill_tokens", "clip_max_new_tokens", "scheduler_recv_interval"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"sglang.{name} must be at least 1, got {getattr(self, name)}")
+        if chunk < 1 and chunk != -1:
+            raise ConfigError(f"sglang.chunked_prefill_size must be at least 1, got {chunk}")
         if self.prefill_max_requests is not None and self.prefill_max_requests < 1:
             raise ConfigError(f"sglang.prefill_max_requests must be at least 1, got {self.prefill_max_requests}")
         if not 0 <= self.schedule_conservativeness < inf:
@@ -96,15 +109,15 @@ class SglangSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             )
         if chunk == -1:
             return
-        if self.chunked_prefill_size % block_size:
+        if chunk % block_size:
             raise ConfigError(
-                f"sglang.chunked_prefill_size ({self.chunked_prefill_size}) must be a multiple of the page size "
+                f"sglang.chunked_prefill_size ({chunk}) must be a multiple of the page size "
                 f"({block_size}), or prompts would never end"
             )
-        if self.max_prefill_tokens < self.chunked_prefill_size:
+        if self.max_prefill_tokens < chunk:
             raise ConfigError(
                 f"sglang.max_prefill_tokens ({self.max_prefill_tokens}) must be at least chunked_prefill_size "
-                f"({self.chunked_prefill_size}), or a whole chunk would never get in"
+                f"({chunk}), or a whole chunk would never get in"
             )
 
 

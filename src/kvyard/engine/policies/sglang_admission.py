@@ -36,7 +36,7 @@ class Admission:
         """Jobs preempted for others in the pass being formed."""
         self._order = QueueOrder(waiting, decode.tree, config, decode.page)
         self._max_seqs = config.max_num_seqs
-        chunk = settings.chunked_prefill_size
+        chunk = settings.chunk
         self._chunk_size = chunk if chunk > 0 else None
         self.mixes = settings.enable_mixed_chunk and chunk > 0
         """True if requests decode in passes that compute prompts."""
@@ -59,7 +59,7 @@ class Admission:
         running = decode.running
         if self.preempts or self._windows is not None or not running:
             decode.full = False
-        if (decode.full or not waiting) and self.chunked is None:
+        if (decode.full or not waiting.jobs) and self.chunked is None:
             return []
         if self._rows() <= 0 and self.chunked is None and not self.preempts:
             decode.full = True
@@ -71,7 +71,7 @@ class Admission:
             self._continue(self.chunked, budget, chunks)
         held, skipped, prefetches = len(chunks), 0, self._prefetches
         known = KnownEnds(self._ends(chunks)) if settings.ignore_eos and not self.jobs.manager.caching else None
-        for _ in range(len(waiting)):
+        for _ in range(len(waiting.jobs)):
             job = waiting.jobs[skipped]  # those before it are in the batch, or wait for storage
             if budget.spent:
                 break

@@ -120,7 +120,7 @@ class QueueOrder:
         page, reserved = self._page, 0
         if chunk < 2 * page:
             return chunk
-        for job in self._waiting:
+        for job in self._waiting.jobs:
             work = max(1, job.num_tokens - self.cached[job])
             charged = ceil_div(work, page) * page
             if work >= left or reserved + charged > chunk - page:

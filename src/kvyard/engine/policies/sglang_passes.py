@@ -46,8 +46,20 @@ class SglangPasses(PassMaker):
             self._decode = DecodeSide(jobs, config, waiting)
         self._admission = Admission(jobs, config, self._decode, waiting)
         # A plan would have to know what is in flight, when requests arrive in it, or how windows move on.
-        by_arrivals = (config.sglang or SglangSettings()).schedule_policy == "hrrn"
-        self._plans = not (self._decode.ahead or by_arrivals or self._decode.windows is not None or drafts is not None)
+        settings = config.sglang or SglangSettings()
+        self._interval = settings.scheduler_recv_interval
+        waiting.holds = self._interval > 1
+        self._unseen = 0
+        """Passes since the engine last looked for jobs that have come."""
+        self._only_decoded = False
+        """True if the last pass only decoded."""
+        self._plans = not (
+            self._decode.ahead
+            or settings.schedule_policy == "hrrn"
+            or waiting.holds
+            or self._decode.windows is not None
+            or drafts is not None
+        )
         self._extended_tokens = 0
         """Tokens of the last pass that extended."""
         self._extended: list[Job] = []
@@ -80,11 +92,23 @@ class SglangPasses(PassMaker):
         if self._prefetches is not None:
             self._prefetches.begin_pass(self._waiting.jobs)
         jobs.batch.resting = bool(jobs.in_flight) and not jobs.in_flight[-1].decided.decoding
+        if self._waiting.holds:
+            self._unseen += 1
+            if not self._only_decoded or self._unseen >= self._interval:
+                self._receive()
         new_pass = self._form(now, longest)
+        if new_pass is None and self._waiting.outside and not jobs.in_flight:
+            self._receive()
+            new_pass = self._form(now, longest)
+        self._only_decoded = new_pass is not None and not new_pass.chunks
         jobs.batch.resting = False
         if new_pass is not None and self._hicache is not None:
             new_pass.begins = self._hicache.clock
         return new_pass
+
+    def _receive(self) -> None:
+        self._unseen = 0
+        self._waiting.receive()
 
     def _form(self, now: int, longest: int) -> Pass | None:
         jobs, decode, admission = self.jobs, self._decode, self._admission

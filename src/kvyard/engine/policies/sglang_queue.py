@@ -6,11 +6,17 @@ from kvyard.engine.job import Job
 
 
 class WaitingQueue:
-    """Jobs in the order in which they were last sorted; who comes, or comes back, goes to the end."""
+    """Jobs in the order in which they were last sorted; who comes, or comes back, goes to the end.
+
+    With ``holds`` those that come stay outside until the engine looks for them (``receive``).
+    """
 
     def __init__(self) -> None:
         self.strict = False
         self.jobs: list[Job] = []
+        self.holds = False
+        self.outside: list[Job] = []
+        """Jobs that have come and that the engine doesn't know of."""
         self.entries: dict[Job, int] = {}
         """Serial number of each job's latest entry into the queue."""
         self._entered = 0
@@ -20,8 +26,18 @@ class WaitingQueue:
         """Jobs that had been computed when each job came."""
 
     def push(self, job: Job) -> None:
+        if self.holds and not job.preemptions:
+            self.outside.append(job)
+            return
         self._note(job)
         self.jobs.append(job)
+
+    def receive(self) -> None:
+        """Let in the jobs that have come."""
+        for job in self.outside:
+            self._note(job)
+            self.jobs.append(job)
+        self.outside.clear()
 
     def push_front(self, job: Job) -> None:
         self._note(job)
@@ -41,11 +57,14 @@ class WaitingQueue:
         return job
 
     def remove(self, job: Job) -> None:
+        if job in self.outside:
+            self.outside.remove(job)
+            return
         self.jobs.remove(job)
         del self.entries[job], self.arrivals[job]
 
     def __len__(self) -> int:
-        return len(self.jobs)
+        return len(self.jobs) + len(self.outside)
 
     def __iter__(self) -> Iterator[Job]:
-        return iter(self.jobs)
+        return iter([*self.jobs, *self.outside]) if self.outside else iter(self.jobs)
