@@ -94,6 +94,14 @@ def present(result: Result, folder: Path, quiet: bool, as_json: bool = False, ea
         say_written(paths)
 
 
+def refuse_unmet(result: Result, quiet: bool) -> None:
+    """End the command with ``UNMET`` if no point meets the SLO; if ``quiet``, say what would."""
+    if result.met is False:
+        if quiet:
+            typer.echo(result.advice[0], err=True)
+        raise typer.Exit(UNMET)
+
+
 def finish(study: Study, quiet: bool, what: str) -> None:
     """End the command: 130 if it was interrupted with ``what`` to go, 1 if a point failed."""
     if study.interrupted:

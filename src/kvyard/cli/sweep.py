@@ -8,7 +8,7 @@ import typer
 from kvyard.cli.reading import CHAIN_IDS, Quiet, Slo, TraceFile, with_reading
 from kvyard.cli.serving import Json
 from kvyard.cli.settings import with_settings
-from kvyard.cli.study import UNMET, Bars, Jobs, Out, Ray, executor, finish, folder_of, present
+from kvyard.cli.study import Bars, Jobs, Out, Ray, executor, finish, folder_of, present, refuse_unmet
 from kvyard.replay.settings import SETTINGS
 
 
@@ -57,7 +57,4 @@ def sweep(
     result = study.result()
     present(result, folder, quiet, as_json, earlier)
     finish(study, quiet, "points")
-    if result.met is False:
-        if quiet:
-            typer.echo(result.advice[0], err=True)
-        raise typer.Exit(UNMET)
+    refuse_unmet(result, quiet)

@@ -32,3 +32,9 @@ def test_the_same_as_a_dict_of_all_prefixes(prompts: list[list[int]], exactly: b
         assert [who for who, start, stop in found for _ in range(start, stop)] == known
         assert all(one[0] != two[0] and one[2] == two[1] for one, two in pairwise(found))
         last.update(dict.fromkeys(ids, owner))
+
+
+def test_ids_that_differ_between_equal_ones_are_seen_where_all_are_compared() -> None:
+    index = PromptPrefixes()
+    index.touch([1, 2, 3, 4, 5], 0, True)
+    assert index.touch([1, 9, 3, 4, 5], 1, True) == ([(0, 0, 1)], 1)

@@ -92,14 +92,10 @@ def rounds_of(rows: Iterable[TraceRequest], rounds: float, concurrency: int | No
     return islice(rows, round(rounds * concurrency))
 
 
-def ranged(
-    rows: Iterable[TraceRequest], least: float, most: float, random: Random, prompts: bool = True
-) -> Iterator[TraceRequest]:
+def ranged(rows: Iterable[TraceRequest], least: float, most: float, random: Random) -> Iterator[TraceRequest]:
     """Draw lengths from ``least`` to ``most`` times those of the trace. Prompts whose text is known get no longer."""
     for row in rows:
-        length = row.input_length
-        if prompts:
-            length = max(1, random.randint(round(least * length), round(most * length)))
+        length = max(1, random.randint(round(least * row.input_length), round(most * row.input_length)))
         if row.ids is not None or row.tokens is not None:
             length = min(length, row.input_length)
         answer = max(1, random.randint(round(least * row.output_length), round(most * row.output_length)))

@@ -37,16 +37,16 @@ routing."""
 WORDS = BOUNDS | PLAIN
 
 
-def make_bounds(fleet: Fleet, requests: Iterable[TraceRequest], *, token_block: int | None = None) -> dict[str, Share]:
+def make_bounds(fleet: Fleet, requests: Iterable[TraceRequest]) -> dict[str, Share]:
     """Return the ``BOUNDS`` and ``PLAIN`` caches of what ``fleet`` has run, ``requests`` being its trace once more.
 
-    Prompts are looked up in the order of their first admissions. Traces of tokens are cut into blocks of ``token_block``,
-    the fleet's own size if left out, and their answers can be reused too. Bounds without a meaning for this fleet are left
+    Prompts are looked up in the order of their first admissions. Traces of tokens are cut into blocks of the fleet's
+    size, and their answers can be reused too. Bounds without a meaning for this fleet are left
     out (``absent_levels``). Raises ``KvyardError`` for ids that aren't cumulative.
     """
     config = fleet.config
     plainly, absent = plainly_lru(config), absent_levels(config)
-    size = token_block or min(spec.block_size for spec in config.workers[0].engine.specs)
+    size = min(spec.block_size for spec in config.workers[0].engine.specs)
     rows = []
     admitted = {record.id: record for record in fleet.records.values() if record.admitted >= 0}
     for number, request in enumerate(requests):

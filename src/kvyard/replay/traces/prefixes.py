@@ -8,8 +8,9 @@ the front of one, it is split, and neighbours that are touched together become o
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left
 from collections.abc import Sequence
+
+from kvyard.hashing.prefix_tree import common_length, parting
 
 
 class PromptPrefixes:
@@ -38,10 +39,10 @@ class PromptPrefixes:
                 break
             first, count = begin[here], counts[here]
             most = count if count < stop - start else stop - start
-            if known[first + most - 1] != ids[start + most - 1] or (
-                exactly and list(known[first : first + most]) != list(ids[start : start + most])
-            ):
-                most = _common(known, first, ids, start, most)
+            if exactly:
+                most = common_length(list(known[first : first + most]), list(ids[start : start + most]))
+            elif known[first + most - 1] != ids[start + most - 1]:
+                most = parting(known, ids, start, start + most - 1, start - first) - start
             if most < count:
                 self._split(here, most)
             if owners[here] == last:
@@ -84,8 +85,3 @@ class PromptPrefixes:
         self._begin.append(first)
         self._count.append(len(ids) - start)
         self._owner.append(owner)
-
-
-def _common(known: Sequence[int], first: int, ids: Sequence[int], start: int, most: int) -> int:
-    """Return how many of the ids that are known from ``first`` on are at ``start``; the first is, and not all ``most`` are."""
-    return bisect_left(range(most), True, 1, most, key=lambda index: known[first + index] != ids[start + index])

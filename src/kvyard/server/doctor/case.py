@@ -280,7 +280,7 @@ def watch(
         raise problems.exceptions[0] from None
 
 
-def ask_for_replay(cases: Sequence[Case], seconds: float = 1.0) -> None:
+def ask_for_replay(cases: Sequence[Case]) -> None:
     """See whether replay endpoints answer at all: a stream that lost nothing has had no reason to ask."""
     for case in cases:
         if case.replay is None or any(
@@ -288,7 +288,7 @@ def ask_for_replay(cases: Sequence[Case], seconds: float = 1.0) -> None:
         ):
             continue
         try:
-            for _ in fetch_replay(case.replay, BEYOND, timeout=seconds):
+            for _ in fetch_replay(case.replay, BEYOND, timeout=1.0):
                 pass
             case.replay_answers = True
         except KvyardError:

@@ -11,8 +11,9 @@ from kvyard.clock import SECOND
 from kvyard.events.check import Finding, Severity, judge
 from kvyard.events.transport import State
 from kvyard.hashing import ALGORITHMS, HashingError, algorithm, wire_hash
+from kvyard.hashing.prefix_tree import common_length
 from kvyard.server.doctor.case import Case, Text
-from kvyard.server.doctor.finding import Expected, broken, note, parting
+from kvyard.server.doctor.finding import Expected, broken, note
 
 
 def block_size(case: Case, expected: Expected) -> Iterator[Finding]:
@@ -52,7 +53,7 @@ def text(case: Case, expected: Expected) -> Iterator[Finding]:
     elif any(len(text.tokens) >= size for text in longer):
         yield broken("first-token.prompt", case.name, more="one token more")
     else:
-        agree = max(parting(text.tokens, case.prompt) for text in case.texts)
+        agree = max(common_length(list(text.tokens), list(case.prompt)) for text in case.texts)
         name = "not-announced.parts" if agree else "not-announced.never"
         yield broken(name, case.name, prompts=len(case.texts), at=agree)
 

@@ -8,8 +8,9 @@ import msgspec
 
 from kvyard.events.check import Finding, judge
 from kvyard.events.tier import Tier
+from kvyard.hashing.prefix_tree import common_length
 from kvyard.server.doctor.case import Case
-from kvyard.server.doctor.finding import Expected, broken, note, parting
+from kvyard.server.doctor.finding import Expected, broken, note
 from kvyard.server.doctor.visit import Visit
 
 FAR_MS = 50.0
@@ -70,13 +71,13 @@ def tokenizer(seen: Visit, expected: Expected, local: Local) -> Iterator[Finding
     if seen.text_ids[1:] == ours or ours[1:] == seen.text_ids or bare == seen.text_ids:
         yield broken("first-token.engine", seen.url)
     else:
-        yield broken("tokenizer", seen.url, tokens=len(seen.text_ids), at=parting(ours, seen.text_ids))
+        yield broken("tokenizer", seen.url, tokens=len(seen.text_ids), at=common_length(ours, seen.text_ids))
 
 
 def template(seen: Visit, expected: Expected, local: Local) -> Iterator[Finding]:
     ours, theirs = local.chat_ids, seen.chat_ids
     if ours is not None and theirs is not None and ours != theirs:
-        yield broken("template.local", seen.url, theirs=len(theirs), ours=len(ours), at=parting(ours, theirs))
+        yield broken("template.local", seen.url, theirs=len(theirs), ours=len(ours), at=common_length(ours, theirs))
     if theirs is not None and seen.chat_tokens is not None and seen.chat_tokens != len(theirs):
         yield broken("template.tokenize", seen.url, theirs=len(theirs), chat=seen.chat_tokens)
 

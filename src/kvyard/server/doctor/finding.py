@@ -1,7 +1,6 @@
 """Shared parts of the doctor's rules: the expectations they compare with, and their findings, whose texts are in
 ``texts.toml``."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +18,6 @@ class Expected(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int | None = None
     algorithm: str | None = None
     seed: str | None = None
-
-
-def parting(left: Sequence[int], right: Sequence[int]) -> int:
-    """Return the length of the common prefix of two sequences of tokens."""
-    return next(
-        (index for index, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right))
-    )
 
 
 def broken(name: str, where: str, **values: Any) -> Finding:

@@ -93,9 +93,9 @@ class Channel(asyncio.Protocol):
             raise ConnectionError("the parent process doesn't answer")
         return answers[HUB]
 
-    async def ask_others(self, subject: str, body: bytes = b"", seconds: float = PATIENCE) -> dict[int, bytes]:
+    async def ask_others(self, subject: str) -> dict[int, bytes]:
         """Return the answers of all other processes that answer in time, by number."""
-        return await self._ask(subject, body, set(self.others), seconds) if self.others else {}
+        return await self._ask(subject, b"", set(self.others), PATIENCE) if self.others else {}
 
     async def _ask(self, subject: str, body: bytes, whom: set[int], seconds: float) -> dict[int, bytes]:
         number = next(self._numbers)

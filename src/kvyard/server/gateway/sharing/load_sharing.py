@@ -51,12 +51,12 @@ _FINAL = frozenset({"auth", "policy", "cluster", "readonly", "identity", "noauth
 """Kinds of trouble that waiting doesn't mend."""
 
 
-async def probe(url: str, *, timeout_s: float = 2.0) -> None:
+async def probe(url: str) -> None:
     """Try a server once. Raises ``KvyardError`` for trouble that waiting doesn't mend, such as a wrong password; that it is
     away is only logged.
     """
     try:
-        server = Server(url, timeout=timeout_s, backoff=0, clock=WallClock())
+        server = Server(url, timeout=2.0, backoff=0, clock=WallClock())
     except ValueError as error:
         raise KvyardError(
             f"the server to share load through has no address: {error}; write redis://HOST:PORT"
