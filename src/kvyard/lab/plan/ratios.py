@@ -66,10 +66,11 @@ def slow_roles(fleet: FleetOption, limits: Sequence[Limit]) -> set[str]:
 
 
 def _slower(report: Report | None) -> str:
-    """Return the role that first tokens wait for longest: a prompt isn't handed over before a decode worker has room."""
+    """Return the role that first tokens wait for. A prompt keeps its prefill worker's blocks until a decode worker has room,
+    so that the queue before prefill may be due to either.
+    """
     if report is None or report.handovers is None:
         return PREFILL
     stages = report.handovers.stages
-    before = sum(spread.p99 for name, spread in stages.items() if name in BEFORE)
-    after = sum(spread.p99 for name, spread in stages.items() if name not in BEFORE)
-    return PREFILL if before >= after else DECODE
+    after = sum(spread.mean for name, spread in stages.items() if name not in BEFORE)
+    return DECODE if "prefill" in stages and after > stages["prefill"].mean else PREFILL

@@ -141,20 +141,18 @@ class FleetSearch(msgspec.Struct):
         if self.best is None:
             self._drive_splits(shapes)
         leading = self._leading()
-        for shape in leading:
-            self._drive_splits([shape])
-            routers = ROUTERS[1:] if self._routing_may_do(shape) else ()
-            steps = [self.fewest(shape, router) for router in routers]
-            steps += [self.fewest_roomier(ladder) for ladder in roomier(shape, self.base)]
-            self._drive(steps)
-        self._drive_splits(shape for shape in shapes if self._interrupted_by_prompts(shape))
-        # A smaller cache costs nothing, and may be what a shape lacked that missed the SLO.
-        tried = {fleet.shape for fleet in self.fleets}
-        smaller = [shape for shape in self._smaller_caches(shapes) if shape not in tried]
-        self._drive([self.fewest(shape) for shape in smaller if _plain(shape) not in leading])
+        self._drive_splits([*leading, *filter(self._interrupted_by_prompts, shapes)])
         best = self.best
         if best is not None and best.prefill:
             self._drive_splits(self._smaller_caches([_plain(best.shape)]))
+        for shape in leading:
+            routers = ROUTERS[1:] if self._routing_may_do(shape) else ()
+            steps = [self.fewest(shape, router) for router in routers]
+            self._drive(steps + [self.fewest_roomier(ladder) for ladder in roomier(shape, self.base)])
+        # A smaller cache costs nothing, and may be what a shape lacked that missed the SLO.
+        tried = {fleet.shape for fleet in self.fleets if not fleet.prefill}
+        smaller = [shape for shape in self._smaller_caches(shapes) if shape not in tried]
+        self._drive([self.fewest(shape) for shape in smaller if _plain(shape) not in leading])
 
     def price(self, shape: Shape, workers: int = 1) -> float:
         """Return the price of a fleet per hour, with all memory and storage that was asked for."""
@@ -176,9 +174,13 @@ class FleetSearch(msgspec.Struct):
         seconds = self.traffic.seconds
         return self.alone[shape].busy_s / seconds if seconds else 1.0
 
+    def _too_few(self, shape: Shape) -> int:
+        """Return a number of workers that surely can't finish the work."""
+        return max(0, floor(self.least(shape) * SURE) - 1)
+
     def fewest(self, shape: Shape, router: str = ROUTERS[0]) -> Steps:
         """Find the fewest workers of ``shape`` that keep the SLO, if they may be cheaper than the best fleet so far."""
-        low = max(0, floor(self.least(shape) * SURE) - 1)
+        low = self._too_few(shape)
         high = self.affordable(shape)
         if high is not None and high <= low:
             return
@@ -217,7 +219,7 @@ class FleetSearch(msgspec.Struct):
         if not ladder:
             return
         workers = self.affordable(ladder[0])
-        while workers is not None and workers > max(0, floor(self.least(ladder[0]) * SURE) - 1):
+        while workers is not None and workers > self._too_few(ladder[0]):
             rungs = [shape for shape in ladder if (self.affordable(shape) or 0) >= workers]
             low, high = -1, len(rungs)
             while high - low > 1:
@@ -236,7 +238,7 @@ class FleetSearch(msgspec.Struct):
     def fewest_split(self, shape: Shape) -> Steps:
         """Find the fewest workers of ``shape`` with prompts and answers on different ones."""
         ratios = Ratios.estimated(self.alone[shape])
-        low = max(1, floor(self.least(shape) * SURE) - 1)
+        low = max(1, self._too_few(shape))
         high = self.affordable(shape)
         first = max(2, low + 1, ceil(self.least(shape) * SPARE))
         workers = first if high is None else high
@@ -351,14 +353,10 @@ class FleetSearch(msgspec.Struct):
     def _routing_may_do(self, shape: Shape) -> bool:
         """True if a better router may be all that the workers of ``shape`` lack that are affordable."""
         high = self.affordable(shape)
-        if self.base.get("router") is not None or high is None:
+        if self.base.get("router") is not None or high is None or high < 2:
             return False
-        missed = [
-            fleet.violation
-            for fleet in self.fleets
-            if fleet.shape == shape and not fleet.prefill and fleet.router == ROUTERS[0] and fleet.workers <= high
-        ]
-        return min(missed, default=0.0) <= ROUTED
+        whole = [fleet for fleet in self.fleets if fleet.shape == shape and not fleet.prefill]
+        return max((fleet.violation for fleet in whole if fleet.workers >= high), default=0.0) <= ROUTED
 
     def _interrupted_by_prompts(self, shape: Shape) -> bool:
         """True if a fleet of ``shape`` missed nothing but limits between tokens: workers without prompts may keep those."""
@@ -368,7 +366,8 @@ class FleetSearch(msgspec.Struct):
     def _drive_splits(self, shapes: Iterable[Shape]) -> None:
         """Search fleets with prefill and decode workers of those ``shapes`` that weren't searched for them before."""
         tried = {fleet.shape for fleet in self.fleets if fleet.prefill}
-        self._drive([self.fewest_split(shape) for shape in shapes if self.split and shape not in tried])
+        wanted = [shape for shape in dict.fromkeys(shapes) if self.split and shape not in tried]
+        self._drive([self.fewest_split(shape) for shape in wanted])
 
     def _drive(self, searches: Sequence[Steps]) -> None:
         """Run searches, as many at a time as there are jobs, each in the order in which they were given."""
