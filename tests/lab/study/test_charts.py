@@ -73,6 +73,7 @@ def test_a_number_in_a_legend_says_what_it_is() -> None:
         TTFT, [Dots("SLO met", [Dot(2.0, 400.0, "a")], "blue")], "cards", "x", Limit("ttft_mean", 500.0)
     ).figure
     assert [entry["name"] for entry in figure["legend"]] == ["SLO met", "limit: 500 ms"]
+    assert figure["series"][-1]["x"] == [figure["xMin"], figure["xMax"]] == [1.0, 3.0], "a limit beside a single dot"
 
 
 def test_dots_near_the_limit_lie_apart_and_the_answer_is_large() -> None:

@@ -70,7 +70,7 @@ def view(planned: Planned) -> Result:
     return Result(
         kind="plan",
         title=f"A fleet for {asked}",
-        about=f"{planned.base['model']} on {planned.trace}: {planned.about_traffic}. {len(replayed)} fleets replayed.",
+        about=f"{planned.base['model']} on {planned.trace}: {planned.about_traffic}. Fleets replayed: {len(replayed)}.",
         tables=[table] if table.rows else [],
         rows=[_row(planned, fleet) for fleet in replayed],
         rows_key="fleets",

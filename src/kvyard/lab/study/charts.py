@@ -128,13 +128,16 @@ def dots(
         more |= {"large": True} if group.large else {}
         series.append(draw.line(group.name, [axis.place(dot.y) for dot in ordered], group.color, **more))
     places = [dot.x for group in groups for dot in group.points]
-    series += axis.limit_line(places)
+    if places:
+        least, most = min(places), max(places)
+        beside = 0.05 * (most - least) or 0.5 * most or 1.0
+        ends = (least - beside, most + beside)
+        series += axis.limit_line(ends)
     figure = draw.lines(f"{axis.metric.label} by {x_title}", series, x_title, axis.long, height=280, **axis.format)
     if counts:
         figure["xFormat"] = "count"
-    if len(set(places)) > 1:
-        beside = 0.05 * (max(places) - min(places))
-        figure |= {"xMin": draw.digits(min(places) - beside), "xMax": draw.digits(max(places) + beside)}
+    if places:
+        figure |= {"xMin": draw.digits(ends[0]), "xMax": draw.digits(ends[1])}
     legend = [{key: line[key] for key in ("name", "color", "dash", "only") if key in line} for line in series]
     return Chart(title, axis.text, figure | {"legend": legend})
 
