@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
@@ -25,6 +26,8 @@ from kvyard.errors import KvyardError
 
 TRUTH = Path(__file__).resolve().parents[4] / "shared" / "truth"
 LLAMA = Deployment(model="llama-3.1-8b", gpu="h100")
+NODES = {"a100": 8, "h100": 8, "h200": 8, "h20": 8, "b200": 8, "b300": 8, "gb200": 4, "gb300": 4, "mi300x": 8}
+"""Cards that NVLink or its like joins, and how many a node has. Over PCIe more cards are slower, by measured all-reduces."""
 
 
 def model(name: str = "llama-3.1-8b", card: str = "h100", **split: int) -> RooflineModel:
@@ -107,6 +110,34 @@ def test_fewer_bits_are_quicker_at_a_batch_of_one(card: str, engine: str) -> Non
         return RooflineModel(operators, find_card(card), engine=engine).pass_ns((), 1, 1024, 1024)
 
     assert step(None) > step("int8") > step("int4")
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
+@pytest.mark.parametrize("name", ["llama-3.1-70b", "qwen3-32b", "gpt-oss-120b", "qwen3-235b-a22b-fp8", "deepseek-v3"])
+def test_more_cards_over_nvlink_never_make_a_large_pass_slower(name: str, engine: str) -> None:
+    for card, most in NODES.items():
+        times: list[list[int]] = []
+        for ranks in (1, 2, 4, 8)[: most.bit_length()]:
+            operators = make_operators(preset(name), Parallelism(tensor_parallel_size=ranks))
+            timing = RooflineModel(operators, find_card(card), engine=engine)
+            prompts = [timing.pass_ns([(new, past)], 0, 0, 0) for new, past in ((2048, 0), (8192, 0), (2048, 30_000))]
+            times.append([*prompts, *(timing.pass_ns((), batch, batch * 2000, 2000) for batch in (64, 256))])
+        for alone, together in pairwise(times):
+            assert all(more <= 1.01 * fewer for fewer, more in zip(alone, together, strict=True)), (card, times)
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
+@pytest.mark.parametrize("card", ["h100", "h200", "h20", "b200", "b300", "gb200", "gb300", "mi300x"])
+def test_weights_in_8_bits_are_quicker_where_a_card_multiplies_them(card: str, engine: str) -> None:
+    for name in ("qwen3-32b", "llama-3.1-70b"):
+        wide, narrow = (
+            RooflineModel(
+                make_operators(preset(name), Parallelism(), weight_dtype=dtype), find_card(card), engine=engine
+            )
+            for dtype in ("bf16", "fp8")
+        )
+        for work in (([(2048, 0)], 0, 0), ([(8192, 0)], 0, 0), ((), 1, 1000), ((), 64, 64_000), ((), 256, 256_000)):
+            assert narrow.pass_ns(*work, 1000) < wide.pass_ns(*work, 1000), (name, work)
 
 
 def test_a_long_prompt_on_an_h20_as_a_measured_stack_has_it() -> None:
