@@ -19,6 +19,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
+from msgspec.structs import replace
 
 from kvyard.clock import MS, pause
 from kvyard.decode_errors import DECODE_ERRORS
@@ -31,7 +32,7 @@ from kvyard.server.gateway.connections import EngineConnection, read_up_to
 from kvyard.server.gateway.engine import Engine
 from kvyard.server.gateway.exchange import BREATH, WHOLE, Exchange
 from kvyard.server.gateway.failures import EngineFailed
-from kvyard.server.gateway.headers import PREFILL, PREFILLER, RANK
+from kvyard.server.gateway.headers import PREFILL, PREFILLER, RANK, wait_header
 from kvyard.server.gateway.pool import EnginePool, EngineRequest, Exhausted, Placed
 from kvyard.server.gateway.usage import answer_tokens
 from kvyard.server.http import Refusal, Response
@@ -186,6 +187,8 @@ class SplitExchange(Exchange, kw_only=True, eq=False):
     """The prefill engine that has the prompt, if it is still computing when the decode engine is asked."""
     _by: str = ""
     """Engine that computed the prompt."""
+    _cached: int = 0
+    """Tokens of the prompt that it had cached, as far as it says."""
     _room: bytes = b""
     """Body for a prefill engine at the same time as the decode engine."""
     _computed_at: int = 0
@@ -234,9 +237,10 @@ class SplitExchange(Exchange, kw_only=True, eq=False):
                 self.proxy.traffic.split(self.proxied, "fell-back")
 
     def _placement(self) -> EngineRequest:
-        prefill_pool = self.proxied.pool.prefill_pool
+        prefill_pool, place = self.proxied.pool.prefill_pool, self.proxied.place
         shut = frozenset() if prefill_pool is None else prefill_pool.without(self.proxied.model)
-        return EngineRequest(request=self.proxied.place.request, shut=shut, known=self.proxied.place.known)
+        flow = None if place.flow is None else replace(place.flow, output=1)  # its answer is the decode engine's
+        return EngineRequest(request=place.request, shut=shut, known=place.known, flow=flow)
 
     # -- the prefill engine ---------------------------------------------------------------------------------------------
 
@@ -280,6 +284,8 @@ class SplitExchange(Exchange, kw_only=True, eq=False):
             self.proxy.traffic.split(self.proxied, "handed-over")
         self.handed_over = self.proxied.handed_over = True
         self._by = f"worker={decision.worker}; why={decision.why}; hit={decision.overlap}/{decision.blocks}"
+        if self._prefill_place is not None and self._prefill_place.wait is not None:
+            self._by += wait_header(self._prefill_place.wait)
 
     async def _compute(self, engine: Engine, decision: Decision) -> bool:
         """Have ``engine`` compute the prompt, and keep what it says. Returns whether it did."""
@@ -303,7 +309,7 @@ class SplitExchange(Exchange, kw_only=True, eq=False):
             self._blame(engine, failed)
             return False
         finally:
-            prefill_pool.release(engine, self.proxied.id, refused=not computed)
+            self._return((decision, engine), computed)
 
     def _keep(self, engine: Engine, decision: Decision, answer: bytes) -> None:
         try:
@@ -316,6 +322,7 @@ class SplitExchange(Exchange, kw_only=True, eq=False):
         usage = answer_tokens(answer)
         if usage.cached is not None:
             self._by += f"; cached={usage.cached}"
+            self._cached = usage.cached
         self.proxy.traffic.prefilled(self.proxied, engine, decision, usage)
         self.proxy.health.served(engine, [])
 
@@ -355,7 +362,18 @@ class SplitExchange(Exchange, kw_only=True, eq=False):
             return
         if computed:
             prefill_pool.first_token(self.proxied.id, seen=False)
+        self._return(booked, computed)
+
+    def _return(self, booked: Placed, computed: bool) -> None:
+        """Give a prefill engine's booking back, and tell flow control whether it ``computed`` the prompt."""
+        prefill_pool, place = self.proxied.pool.prefill_pool, self._prefill_place
+        assert prefill_pool is not None and place is not None
+        if not computed:
+            prefill_pool.take_back(place)
         prefill_pool.release(booked[1], self.proxied.id, refused=not computed)
+        if computed:
+            prefill_pool.ended(place, max(0, place.request.num_tokens - self._cached), 1)
+        self._cached = 0
 
     # -- the decode engine ----------------------------------------------------------------------------------------------
 

@@ -74,8 +74,13 @@ def decision_header(decision: Decision, tries: int, wait: FlowWait | None = None
     if decision.predicted:
         text += f"; predicted={decision.predicted}"
     if wait is not None:
-        text += (
-            f"; flow={wait.policy}; waited_ms={wait.waited_ms:.1f}; ahead={wait.ahead}; overtaken={wait.overtaken}; "
-            f'waited_because="{wait.why}"'
-        )
+        text += wait_header(wait)
     return f"{text}; tries={tries}" if tries > 1 else text
+
+
+def wait_header(wait: FlowWait) -> str:
+    """Return why a request waited, to go on from a decision."""
+    return (
+        f"; flow={wait.policy}; waited_ms={wait.waited_ms:.1f}; ahead={wait.ahead}; overtaken={wait.overtaken}; "
+        f'waited_because="{wait.why}"'
+    )

@@ -320,6 +320,13 @@ class EnginePool(msgspec.Struct, eq=False):
         if place.flow is not None:
             self.waiting.returned(place.flow)
 
+    def ended(self, place: EngineRequest, computed: int, output: int) -> None:
+        """Tell flow control that a request ended at its engine, which computed ``computed`` tokens of its prompt and ``output``
+        tokens of its answer.
+        """
+        if place.flow is not None and self.waiting.ended(place.flow, computed, output, self.clock.now()):
+            self.grant()
+
     def has_room(self, engine: Engine) -> None:
         """Note that an engine that was full isn't any more, as the pool of the other role found."""
         self._full.difference_update(engine.holders)

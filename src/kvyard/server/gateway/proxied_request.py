@@ -123,11 +123,8 @@ class ProxiedRequest(RequestRecord, kw_only=True, eq=False):
             used = (self.prompt or self.ticket.taken) + (self.output or self.events)
             had = self.tries or self.prefill_tried
             self.ticket.settle(used if had else 0)  # no engine had it: its tokens are given back
-        if self.place.flow is not None and self.at_engine:
-            computed = self.prompt - (self.cached or 0)
-            output = self.output or self.events
-            if self.pool.waiting.ended(self.place.flow, max(0, computed), output, self.clock.now()):
-                self.pool.grant()
+        if self.at_engine:
+            self.pool.ended(self.place, max(0, self.prompt - (self.cached or 0)), self.output or self.events)
         if self.trace is not None:
             self._end_trace(self.trace)
         self.traffic.ended(self, self.outcome)
