@@ -54,7 +54,7 @@ class FleetFlow:
         if lost is not None:  # its worker failed
             self.queue.returned(lost)
         self._requests[record.id] = request
-        capped = self.queue.capped(request)
+        capped = self.queue.capped(request, self._placement.pool.open)
         if not capped and not self.queue and self._has_room() and self._placement.hold(record, now, self._full) is None:
             self.queue.sent(request, now)
             self._place(record, now)
@@ -65,7 +65,7 @@ class FleetFlow:
             del self._requests[record.id]
             return refusal.reason
         self.queue.push(request, record, now)
-        waits = self._placement.pool.router.policy.waits or self.queue.config.tenant_requests
+        waits = self._placement.pool.router.policy.waits or self.queue.config.limits_tenants
         if waits and not capped and self._has_room():
             self.grant(now)  # those before it wait for workers of their own, or for their tenants
         self.longest = max(self.longest, len(self.queue))
@@ -84,7 +84,7 @@ class FleetFlow:
         """Place those that wait, as far as there is room. Also where workers came or went."""
         for worker in self._workers:
             self._update(worker)
-        self.queue.grant(now, self._has_room, lambda waiting: self._grant(waiting, now))
+        self.queue.grant(now, self._has_room, lambda waiting: self._grant(waiting, now), self._placement.pool.open)
 
     def wakes(self, now: int) -> int | None:
         """Return when a request that waits for a worker of its own is to be placed anyhow; ``None`` if none is."""

@@ -54,6 +54,13 @@ class FlowConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         int,
         Setting("Requests that a tenant has at workers at a time; its others wait. 0: no limit.", "tenant_requests"),
     ] = 0
+    greedy_requests: Annotated[
+        int,
+        Setting(
+            "Requests for each worker that a tenant has at a time once it has had more than its share; 0: no limit.",
+            "greedy_requests",
+        ),
+    ] = 0
     patience_s: Annotated[
         float,
         Setting("Requests that wait longer go first whatever the policy, in seconds; 0: none.", "flow_patience_s"),
@@ -72,8 +79,9 @@ class FlowConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         for name, weight in self.weights.items():
             if not 0 < weight < float("inf"):
                 raise KvyardError(f"the weight of tenant {name} is {weight}: it must be above 0")
-        if self.tenant_requests < 0:
-            raise KvyardError(f"tenant_requests is {self.tenant_requests}: it must be 0 or more")
+        for key in ("tenant_requests", "greedy_requests"):
+            if getattr(self, key) < 0:
+                raise KvyardError(f"{key} is {getattr(self, key)}: it must be 0 or more")
         for key in ("patience_s", "shed_depth", "shed_power", "shed_k"):
             value = getattr(self, key)
             least = 0.0 if key == "patience_s" else 1e-9
@@ -81,3 +89,8 @@ class FlowConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                 raise KvyardError(
                     f"{key} of flow control is {value:g}: it must be {'0 or more' if not least else 'above 0'}"
                 )
+
+    @property
+    def limits_tenants(self) -> bool:
+        """True if a tenant's requests at workers are counted."""
+        return self.tenant_requests > 0 or self.greedy_requests > 0

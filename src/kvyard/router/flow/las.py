@@ -15,6 +15,7 @@ from typing import ClassVar
 from kvyard.clock import SECOND
 from kvyard.registry import Option, Options
 from kvyard.router.flow.config import FlowConfig
+from kvyard.router.flow.lanes import FigureRange, Lane, LineLane, Scale, joined_range
 from kvyard.router.flow.policy import FlowPolicy
 from kvyard.router.flow.request import FlowRequest
 from kvyard.router.flow.session_book import SessionBook, SessionNotes
@@ -23,7 +24,7 @@ from kvyard.router.flow.session_book import SessionBook, SessionNotes
 class LeastAttainedService(FlowPolicy):
     """The session first that has had the least. A request without a session has had nothing."""
 
-    dynamic = True
+    by_session = True
     OPTIONS: ClassVar[Options] = {
         "service_weight": Option(0.8, "Weight of the session's service, within the range of those that wait."),
         "wait_weight": Option(0.2, "Weight of the time waited, within the range of those that wait."),
@@ -36,10 +37,9 @@ class LeastAttainedService(FlowPolicy):
     def __init__(self, config: FlowConfig, options: Mapping[str, float]) -> None:
         super().__init__(config, options)
         self._sessions = SessionBook()
-        self._least, self._most = 0.0, 0.0
-        """Service of the sessions that wait."""
-        self._latest, self._first = 0, 0
-        """Arrivals of those that wait."""
+        self.dynamic = bool(self.options["busy_fade"])
+        self._scale = Scale()
+        """Where service fades while requests wait."""
 
     def service(self, session: str | None, now: int) -> float:
         """Return tokens of service that ``session`` has, by now."""
@@ -52,19 +52,32 @@ class LeastAttainedService(FlowPolicy):
             return notes.service
         return notes.service * 0.5 ** ((now - notes.at) / SECOND / half_life) if half_life else notes.service
 
+    def _figures(self, request: FlowRequest, now: int) -> tuple[float, float]:
+        return self.service(request.session, now), float(request.arrival)
+
+    def _weights(self, range_: FigureRange) -> Scale:
+        """Return the weights that make service and waiting count within the range of those that wait."""
+        return Scale(
+            self.options["service_weight"] / max(range_.most_x - range_.x, 1e-9),
+            self.options["wait_weight"] / max(range_.most_y - range_.y, 1.0),
+            range_.x,
+            range_.y,
+        )
+
+    def lane(self) -> Lane:
+        return LineLane(self._figures)
+
+    def scale(self, lanes: Iterable[Lane]) -> Scale:
+        return self._weights(joined_range(lanes))
+
     def look(self, waiting: Iterable[FlowRequest], now: int) -> None:
-        requests = list(waiting)
-        services = [self.service(request.session, now) for request in requests]
-        arrivals = [request.arrival for request in requests]
-        self._least, self._most = min(services, default=0.0), max(services, default=0.0)
-        self._first, self._latest = min(arrivals, default=0), max(arrivals, default=0)
+        figures = [self._figures(request, now) for request in waiting]
+        if figures:
+            services, arrivals = zip(*figures, strict=True)
+            self._scale = self._weights(FigureRange(min(services), min(arrivals), max(services), max(arrivals)))
 
     def rank(self, request: FlowRequest, now: int) -> float:
-        service = self.service(request.session, now) - self._least
-        waited = self._latest - request.arrival
-        return self.options["service_weight"] * service / max(self._most - self._least, 1e-9) - self.options[
-            "wait_weight"
-        ] * waited / max(self._latest - self._first, 1)
+        return self._scale.value(*self._figures(request, now))
 
     def why(self, request: FlowRequest, now: int) -> str:
         service = self.service(request.session, now)

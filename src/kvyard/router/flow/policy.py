@@ -5,6 +5,7 @@ from typing import ClassVar
 
 from kvyard.registry import Options, Registry
 from kvyard.router.flow.config import FlowConfig
+from kvyard.router.flow.lanes import Lane, Scale
 from kvyard.router.flow.request import FlowRequest
 
 
@@ -16,7 +17,9 @@ class FlowPolicy:
     """
 
     dynamic = False
-    """True if ranks change while requests wait; they are then worked out anew for each that goes."""
+    """True if ranks change while requests wait; they are then worked out anew, of all that wait, for each that goes."""
+    by_session = False
+    """True if a request of a session that ends changes the ranks of those that wait, which are asked again."""
     OPTIONS: ClassVar[Options] = {}
 
     def __init__(self, config: FlowConfig, options: Mapping[str, float]) -> None:
@@ -27,6 +30,14 @@ class FlowPolicy:
     def rank(self, request: FlowRequest, now: int) -> float:
         """Return the rank of a request that waits; asked once when it comes, unless the policy is ``dynamic``."""
         return 0.0
+
+    def lane(self) -> Lane:
+        """Return an empty lane, unless the policy is ``dynamic``."""
+        return Lane(self.rank)
+
+    def scale(self, lanes: Iterable[Lane]) -> Scale:
+        """Return the weights by which ``lanes`` order what they hold now."""
+        return Scale()
 
     def look(self, waiting: Iterable[FlowRequest], now: int) -> None:
         """Look at all that wait, before a dynamic policy is asked for ranks."""

@@ -21,7 +21,7 @@ _STEP = 1 << 40
 class Progress(FlowPolicy):
     """Active sessions first, in the order in which they came; then paused and new ones, the most requests first."""
 
-    dynamic = True
+    by_session = True
     OPTIONS: ClassVar[Options] = {
         "ttl_s": Option(10.0, "Seconds for which a session stays active after its latest request.")
     }

@@ -1,8 +1,8 @@
 """The queue before a router: requests that wait until a worker has room, in the order of a flow policy, within bounds."""
 
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable, Collection, Iterator
-from heapq import heapify, heappop, heappush
 from math import ceil, inf
 from random import Random
 from typing import Generic, NamedTuple, TypeVar
@@ -10,16 +10,24 @@ from typing import Generic, NamedTuple, TypeVar
 from kvyard.clock import SECOND
 from kvyard.index import Holder
 from kvyard.router.flow.config import FlowConfig
+from kvyard.router.flow.lanes import Lane, Scale
 from kvyard.router.flow.policy import make_flow_policy
 from kvyard.router.flow.request import FlowRequest
+from kvyard.router.flow.shares import TenantShares
 from kvyard.router.request import Hold
 
 T = TypeVar("T")
 
 LONGEST_RETRY_S = 60
+OUTPUT_WEIGHT = 2.0
+"""Prompt tokens that a token of an answer counts for in a tenant's share, as with ``las``."""
 _KEPT = 0.9
 _SPARE = 64
-"""Entries of requests that are gone which the heap may have beyond as many as wait."""
+"""Entries of requests that are gone which a list may have beyond as many as wait."""
+
+
+def _first_come(request: FlowRequest, now: int) -> float:
+    return 0.0
 
 
 class FlowRefusal(NamedTuple):
@@ -52,13 +60,15 @@ class FlowWait(NamedTuple):
 class Waiting(Generic[T]):
     """A request in the queue, with the caller's own ``item``."""
 
-    __slots__ = ("_ahead", "_departed", "asked", "came", "held_for", "held_until", "item", "request", "serial")
+    __slots__ = ("_ahead", "_departed", "asked", "came", "held_for", "held_until", "item", "late", "request", "serial")
 
     def __init__(self, request: FlowRequest, item: T, serial: int, arrived: int, ahead: int, departed: int) -> None:
         self.request = request
         self.item = item
         self.serial = serial
         self.came = arrived
+        self.late = False
+        """True if it has waited for longer than the queue's patience."""
         self._ahead = ahead
         self._departed = departed
         self.asked = False
@@ -100,14 +110,19 @@ class FlowQueue(Generic[T]):
         self._random = Random(seed)
         self._waiting: dict[int, Waiting[T]] = {}
         """By serial number, first come first."""
-        self._order: list[tuple[float, int]] = []
-        """A heap of (rank, serial number) where these don't change; those that are gone are skipped."""
+        self._lanes: dict[str, Lane] = {}
+        """Those that wait, by tenant where tenants are limited, else under one name; not of dynamic policies."""
+        self._late: dict[str, Lane] = {}
+        """Likewise, those that have waited for longer than the queue's patience."""
+        self._in_time: deque[int] = deque()
+        """Serials of the others, in the order in which they came; some are gone."""
+        self._by_session: dict[str, set[int]] = {}
+        """Serials of those that wait, where sessions change ranks."""
         self._serials: list[int] = []
         """Of those that wait, rising."""
         self._in_flight: dict[str, set[object]] = {}
-        """Requests at workers by tenant, where a tenant has a limit (``tenant_requests``)."""
-        self._parked: dict[str, list[tuple[float, int]]] = {}
-        """By tenant, heaps of entries of ``_order`` that were up while their tenant had as many requests as it may have."""
+        """Requests at workers by tenant, where tenants are limited."""
+        self._shares = TenantShares(config.weights)
         self._count = 0
         self._departed = 0
         self._interval = 0.0
@@ -124,12 +139,14 @@ class FlowQueue(Generic[T]):
         if config == self.config:
             return
         self.config = config
+        self._shares = TenantShares(config.weights)
         self.policy = make_flow_policy(config)
-        self._order = []
-        self._parked = {}
+        self._lanes, self._late, self._by_session = {}, {}, {}
+        self._in_time = deque(self._waiting)
         for waiting in self._waiting.values():
+            waiting.late = False
             self.policy.came(waiting.request, waiting.came)
-            self._rank(waiting, waiting.came)
+            self._line_up(waiting, waiting.came)
 
     # -- coming in ------------------------------------------------------------------------------------------------------
 
@@ -163,20 +180,17 @@ class FlowQueue(Generic[T]):
         self._count += 1
         self._waiting[waiting.serial] = waiting
         self._serials.append(waiting.serial)
+        self._in_time.append(waiting.serial)
         self.policy.came(request, now)
-        self._rank(waiting, now)
+        self._line_up(waiting, now)
         return waiting
 
     def remove(self, waiting: Waiting[T]) -> bool:
         """Take a request out that is given up; returns whether it was there."""
         if self._waiting.pop(waiting.serial, None) is None:
             return False
-        self._serials.pop(bisect_left(self._serials, waiting.serial))
+        self._step_out(waiting)
         self.policy.left(waiting.request)
-        if len(self._order) > 2 * len(self._waiting) + _SPARE:  # clients that come and go leave nothing behind
-            self._order = [entry for entry in self._order if entry[1] in self._waiting]
-            heapify(self._order)
-        self._unpark(waiting.request.tenant)  # it may have been the one that was up
         return True
 
     def drain(self) -> list[T]:
@@ -196,42 +210,52 @@ class FlowQueue(Generic[T]):
 
     def sent(self, request: FlowRequest, now: int) -> None:
         """Note that ``request`` went to a worker at once."""
-        self._note_in_flight(request)
+        self._note_in_flight(request, now)
         self.policy.sent(request, now, False)
 
-    def capped(self, request: FlowRequest) -> bool:
-        """True if the tenant of ``request`` has as many requests at workers as it may have."""
-        most = self.config.tenant_requests
-        return most > 0 and len(self._in_flight.get(request.tenant, ())) >= most
+    def capped(self, request: FlowRequest, workers: int) -> bool:
+        """True if the tenant of ``request`` has as many requests at workers as it may have; ``workers`` take requests."""
+        return self._has_most(request.tenant, workers)
 
-    def _note_in_flight(self, request: FlowRequest) -> None:
-        if self.config.tenant_requests and request.tenant:
+    def _has_most(self, tenant: str, workers: int) -> bool:
+        in_flight = self._in_flight.get(tenant)
+        if in_flight is None:
+            return False
+        most, greedy = self.config.tenant_requests, self.config.greedy_requests * max(1, workers)
+        if most and len(in_flight) >= most:
+            return True
+        return 0 < greedy <= len(in_flight) and self._shares.above(tenant)
+
+    def _note_in_flight(self, request: FlowRequest, now: int) -> None:
+        if self.config.limits_tenants and request.tenant:
             self._in_flight.setdefault(request.tenant, set()).add(request.id)
+            self._shares.charge(request.tenant, request.tokens, now)
 
-    def grant(self, now: int, has_room: Callable[[], bool], place: Callable[[Waiting[T]], bool]) -> None:
+    def grant(
+        self, now: int, has_room: Callable[[], bool], place: Callable[[Waiting[T]], bool], workers: int = 1
+    ) -> None:
         """While ``has_room``, ``place`` those that wait, in order. One for which ``place`` returns False keeps its place: it
-        waits for another worker than those that have room. ``place`` may ``remove`` one that was given up.
+        waits for another worker than those that have room. ``place`` may ``remove`` one that was given up. ``workers`` take
+        requests.
         """
         if not has_room():
             return  # who goes next isn't asked yet: with many that wait that takes long
-        fixed = not (self.policy.dynamic or self.config.patience_s)
-        order = self._popped() if fixed else self._ranked(now)
-        passed: list[tuple[float, int]] = []
-        while has_room():
-            entry = next(order, None)
-            if entry is None:
-                break
-            waiting = self._waiting[entry[1]]
-            if self.capped(waiting.request):
-                if fixed:
-                    heappush(self._parked.setdefault(waiting.request.tenant, []), entry)
-            elif place(waiting):
-                self._depart(waiting, now)
-            elif entry[1] in self._waiting:
-                passed.append(entry)
-        if fixed:
-            for entry in passed:
-                heappush(self._order, entry)
+        passed: list[Waiting[T]] = []
+        order = self._ranked(now, workers) if self.policy.dynamic else self._heads(now, workers)
+        try:
+            while has_room():
+                waiting = next(order, None)
+                if waiting is None:
+                    break
+                if place(waiting):
+                    self._depart(waiting, now)
+                elif waiting.serial in self._waiting and not self.policy.dynamic:
+                    self._lane(waiting).skip(waiting.serial)
+                    passed.append(waiting)
+        finally:
+            for waiting in passed:
+                if waiting.serial in self._waiting:
+                    self._lane(waiting).restore(waiting.serial)
 
     def explain(self, waiting: Waiting[T], now: int) -> FlowWait:
         """Return why ``waiting``, which is about to go, waited."""
@@ -240,6 +264,8 @@ class FlowQueue(Generic[T]):
         why = self.policy.why(request, now)
         if self.config.tenant_requests and request.tenant:
             why += f"; a tenant has {self.config.tenant_requests:,} requests at workers at most"
+        if self.config.greedy_requests and self._shares.above(request.tenant):
+            why += f"; a tenant above its share has {self.config.greedy_requests:,} requests for each worker at most"
         if waiting.held_for is not None:
             why += f"; then for {waiting.held_for}, which costs it least, though another had room"
         return FlowWait(
@@ -255,66 +281,118 @@ class FlowQueue(Generic[T]):
         if a request of its tenant may start that had to wait for it.
         """
         self.policy.returned(request)
-        return self._land(request.tenant, request.id)
+        return self._land(request)
 
     def ended(self, request: FlowRequest, computed: int, output: int, now: int) -> bool:
         """Note that a request ended; see ``FlowPolicy.ended``. Returns true if a request of its tenant may start that had to
         wait for it.
         """
         self.policy.ended(request, computed, output, now)
-        return self._land(request.tenant, request.id)
+        if self.config.limits_tenants and request.tenant:
+            self._shares.charge(request.tenant, OUTPUT_WEIGHT * output, now)
+        for serial in self._by_session.get(request.session or "", ()):
+            waiting = self._waiting[serial]
+            if not waiting.late:
+                self._lane(waiting).add(serial, waiting.request, now)
+        return self._land(request)
 
-    def _land(self, tenant: str, id_: object) -> bool:
-        """Note that a request has left its worker: the next one that its tenant's limit held back becomes eligible."""
-        in_flight = self._in_flight.get(tenant)
-        if in_flight is None or id_ not in in_flight:
+    def _land(self, request: FlowRequest) -> bool:
+        """Note that a request has left its worker. Returns true if it made room for others of its tenant."""
+        in_flight = self._in_flight.get(request.tenant)
+        if in_flight is None or request.id not in in_flight:
             return False
-        in_flight.discard(id_)
+        in_flight.discard(request.id)
         if not in_flight:
-            del self._in_flight[tenant]
-        self._unpark(tenant)
+            del self._in_flight[request.tenant]
         return True
-
-    def _unpark(self, tenant: str) -> None:
-        """Rank the next request again that its tenant's limit held back."""
-        parked = self._parked.get(tenant)
-        while parked:
-            entry = heappop(parked)
-            if entry[1] in self._waiting:
-                heappush(self._order, entry)
-                break
-        if not parked:
-            self._parked.pop(tenant, None)
 
     # -- inside ---------------------------------------------------------------------------------------------------------
 
-    def _rank(self, waiting: Waiting[T], now: int) -> None:
-        if not (self.policy.dynamic or self.config.patience_s):
-            heappush(self._order, (self.policy.rank(waiting.request, now), waiting.serial))
+    def _lane_name(self, waiting: Waiting[T]) -> str:
+        return waiting.request.tenant if self.config.limits_tenants else ""
 
-    def _popped(self) -> Iterator[tuple[float, int]]:
-        """Take those that wait off the heap, in order."""
-        while self._order:
-            entry = heappop(self._order)
-            if entry[1] in self._waiting:
-                yield entry
+    def _lane(self, waiting: Waiting[T]) -> Lane:
+        """Return the lane that has ``waiting``."""
+        return (self._late if waiting.late else self._lanes)[self._lane_name(waiting)]
 
-    def _ranked(self, now: int) -> Iterator[tuple[float, int]]:
-        """Return all that wait, in their order by now."""
+    def _line_up(self, waiting: Waiting[T], now: int) -> None:
+        if self.policy.dynamic:
+            return
+        name = self._lane_name(waiting)
+        lane = self._lanes.get(name)
+        if lane is None:
+            lane = self._lanes[name] = self.policy.lane()
+        lane.add(waiting.serial, waiting.request, now)
+        if self.policy.by_session and waiting.request.session:
+            self._by_session.setdefault(waiting.request.session, set()).add(waiting.serial)
+
+    def _step_out(self, waiting: Waiting[T]) -> None:
+        """Remove a request that waits no more, and has left ``_waiting``."""
+        self._serials.pop(bisect_left(self._serials, waiting.serial))
+        if len(self._in_time) > 2 * len(self._waiting) + _SPARE:  # clients that come and go leave nothing behind
+            self._in_time = deque(serial for serial in self._in_time if serial in self._waiting)
+        if self.policy.dynamic:
+            return
+        self._leave_lane(waiting)
+        if self.policy.by_session and waiting.request.session:
+            serials = self._by_session[waiting.request.session]
+            serials.discard(waiting.serial)
+            if not serials:
+                del self._by_session[waiting.request.session]
+
+    def _leave_lane(self, waiting: Waiting[T]) -> None:
+        lanes, name = self._late if waiting.late else self._lanes, self._lane_name(waiting)
+        lane = lanes[name]
+        lane.discard(waiting.serial)
+        if not lane:
+            del lanes[name]
+
+    def _move_late(self, now: int) -> None:
+        """Move those that have waited for too long before all others, in the order in which they came."""
+        patience, in_time = self.config.patience_s * SECOND, self._in_time
+        while patience and in_time:
+            waiting = self._waiting.get(in_time[0])
+            if waiting is not None:
+                if now - waiting.came < patience:
+                    break
+                self._leave_lane(waiting)
+                waiting.late = True
+                lane = self._late.setdefault(self._lane_name(waiting), Lane(_first_come))
+                lane.add(waiting.serial, waiting.request, now)
+            in_time.popleft()
+
+    def _heads(self, now: int, workers: int) -> Iterator[Waiting[T]]:
+        """Return who goes next, again and again, of tenants that may have more at workers."""
+        self._move_late(now)
+        scale = self.policy.scale(self._lanes.values())
+        while True:
+            head = self._head(self._late, scale, workers) or self._head(self._lanes, scale, workers)
+            if head is None:
+                return
+            yield self._waiting[head[1]]
+
+    def _head(self, lanes: dict[str, Lane], scale: Scale, workers: int) -> tuple[float, int] | None:
+        heads = (lane.head(scale) for tenant, lane in lanes.items() if not self._has_most(tenant, workers))
+        return min((head for head in heads if head is not None), default=None)
+
+    def _ranked(self, now: int, workers: int) -> Iterator[Waiting[T]]:
+        """Return all that wait, in their order by now, while their tenants may have more at workers."""
         policy, patience = self.policy, self.config.patience_s * SECOND
         waiting = list(self._waiting.values())
         policy.look([entry.request for entry in waiting], now)
         ranks = [
             -inf if patience and now - entry.came >= patience else policy.rank(entry.request, now) for entry in waiting
         ]
-        return iter(sorted(zip(ranks, [entry.serial for entry in waiting], strict=True)))
+        for _, serial in sorted(zip(ranks, [entry.serial for entry in waiting], strict=True)):
+            if not self.capped(self._waiting[serial].request, workers):
+                yield self._waiting[serial]
 
     def _depart(self, waiting: Waiting[T], now: int) -> None:
         del self._waiting[waiting.serial]
-        self._serials.pop(bisect_left(self._serials, waiting.serial))
+        self._step_out(waiting)
         self._departed += 1
         passed = now - self._latest
         self._interval = _KEPT * self._interval + (1 - _KEPT) * passed if self._interval else float(passed)
         self._latest = now
-        self._note_in_flight(waiting.request)
+        self._note_in_flight(waiting.request, now)
         self.policy.sent(waiting.request, now, True)

@@ -255,7 +255,7 @@ class EnginePool(msgspec.Struct, eq=False):
         request, now = place.request, self.clock.now()
         if place.flow is None:
             place.flow = FlowRequest(request.id, now, request.num_tokens, None, request.session)
-        capped = self.waiting.capped(place.flow)
+        capped = self.waiting.capped(place.flow, len(self._open))
         if not capped and not self.waiting and self._room(place) and self._hold(place) is None:
             self.waiting.sent(place.flow, now)
             return self._book(place, now)
@@ -336,7 +336,7 @@ class EnginePool(msgspec.Struct, eq=False):
     def grant(self) -> None:
         """Place waiting requests in order, as far as there is room."""
         if self.waiting:
-            self.waiting.grant(self.clock.now(), self._may_have_room, self._grant)
+            self.waiting.grant(self.clock.now(), self._may_have_room, self._grant, len(self._open))
             self._await_overdue()
 
     def _await_overdue(self) -> None:
