@@ -31,9 +31,13 @@ CASES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("fair, hard", {"flow": "fair", "cache_quota": "hard", "tenant_quotas": "*=0.5"}),
     ("fair, isolated", {"flow": "fair", "cache_quota": "isolated", "tenant_quotas": "*=0.5"}),
     ("fair, borrowed, capped", FAIR | {"tenant_requests": 0.5}),
+    ("fair, borrowed, two each", FAIR | {"tenant_requests": 2}),
+    ("greedy 2", FAIR | {"greedy_requests": 2}),
+    ("greedy 1", FAIR | {"greedy_requests": 1}),
     ("and quiet first", FAIR | {"tenant_requests": 0.5, "scheduling_policy": "priority"}),
 )
-"""A cap is a share of all places, here that of the cache. In the last case engines run the quiet tenant's requests first."""
+"""A cap below 1 is a share of all places, here that of the cache; above, it is for each worker. In the last case engines run
+the quiet tenant's requests first."""
 
 
 def owned(rows: Sequence[TraceRequest], hostile: bool, first: bool) -> list[TraceRequest]:
@@ -59,6 +63,7 @@ def main() -> None:
     parser.add_argument("--host-blocks", default="0")
     parser.add_argument("--router", default="kv")
     parser.add_argument("--hostile", action="store_true")
+    parser.add_argument("--cases", default="", help="those to run, as 'nothing;greedy 2'; alone always")
     args = parser.parse_args()
     rows = list(open_trace(args.trace, limit=args.limit))
     print("speedup  case                   quiet: TTFT mean  p99 (s)  of alone  E2E p99 (s)  waited (s)  reused  of cache  "
@@ -66,10 +71,12 @@ def main() -> None:
     for speedup in args.speedup.split(","):
         alone = 0.0
         for case, settings in CASES:
+            if args.cases and case not in ("alone", *args.cases.split(";")):
+                continue
             began = time.process_time()
             if "tenant_requests" in settings:
-                places = args.workers * args.engine_requests
-                settings = settings | {"tenant_requests": int(places * settings["tenant_requests"])}
+                cap = settings["tenant_requests"] * (1 if settings["tenant_requests"] > 1 else args.engine_requests)
+                settings = settings | {"tenant_requests": int(args.workers * cap)}
             requests = owned(rows, args.hostile, case.endswith("first"))
             report = kvyard.replay(
                 [row for row in requests if row.tenant == "quiet"] if case == "alone" else requests,

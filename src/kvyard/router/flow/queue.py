@@ -183,6 +183,8 @@ class FlowQueue(Generic[T]):
         self._in_time.append(waiting.serial)
         self.policy.came(request, now)
         self._line_up(waiting, now)
+        if self.config.limits_tenants and request.tenant:
+            self._shares.charge(request.tenant, 0.0, now)  # one that waits has a share
         return waiting
 
     def remove(self, waiting: Waiting[T]) -> bool:

@@ -1,7 +1,7 @@
 """What each tenant has had lately, by its weight: who has had more than its share is known without looking at all others.
 
-Service is tokens that fade by half each minute. All fade alike, so amounts are kept as of one time and only grow; ``_renew``
-moves that time on.
+Service is tokens that fade by half in ten minutes, so that a burst isn't taken for a share. All fade alike, so amounts are kept
+as of one time and only grow; ``_renew`` moves that time on.
 """
 
 from collections import OrderedDict
@@ -9,8 +9,8 @@ from collections.abc import Mapping
 
 from kvyard.clock import SECOND
 
-HALF_LIFE = 60 * SECOND
-FORGOTTEN = 10 * HALF_LIFE
+HALF_LIFE = 600 * SECOND
+FORGOTTEN = 6 * HALF_LIFE
 """A tenant that has had nothing for so long has no share, so that others share what it leaves."""
 MOST_TENANTS = 65_536
 _LONGEST = 100 * HALF_LIFE
