@@ -131,8 +131,8 @@ def burst(args: argparse.Namespace) -> None:
         Random(42).shuffle(all_of_them)
         print(f"{len(short)} of {len(all_of_them)} sessions are of the other traces")
     print(
-        "sessions  requests  flow                session mean (s)  change  shortest quarter  TTFT p50  p90 (s)  p99 (s)  E2E p99  "
-        "Jain   queue  reused  median s by requests: to 6      12      27    more  CPU s"
+        "sessions  requests  flow                session mean (s)  change  shortest quarter  TTFT p50  p90 (s)  p99 (s)  "
+        "E2E p99  Jain   queue  reused  median s by requests: to 6      12      27    more  CPU s"
     )
     for count in map(int, args.sessions.split(",")):
         rows = [
@@ -156,7 +156,8 @@ def burst(args: argparse.Namespace) -> None:
             first = first or mean
             print(
                 f"{count:>8}  {len(rows):>8,}  {flow:<18}  {mean:>16.0f}  {mean / first - 1:>+6.1%}  "
-                f"{sessions.sizes[0].service_ms / 1000:>16.0f}  {ttft.p50 / 1000:>8.2f}  {ttft.p90 / 1000:>7.1f}  {ttft.p99 / 1000:>7.1f}  "
+                f"{sessions.sizes[0].service_ms / 1000:>16.0f}  {ttft.p50 / 1000:>8.2f}  {ttft.p90 / 1000:>7.1f}  "
+                f"{ttft.p99 / 1000:>7.1f}  "
                 f"{report.latency['e2e'].p99 / 1000:>7.0f}  {sessions.jain:.3f}  {held.longest if held else 0:>5}  "
                 f"{report.reuse['all'].value:>6.1%}  "
                 f"{'':>22}{medians(run.records)}  {time.process_time() - began:>5.1f}",
