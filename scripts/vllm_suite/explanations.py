@@ -8,6 +8,7 @@ NOT_APPLICABLE = {
     r"LocalEntryNotFoundError|Cannot find an appropriate cached snapshot|offline mode": "needs a model from Hugging Face",
     r"LlavaProcessor|image processor": "processes an image, which needs torchvision",
     r"greater than the derived max_model_len": "needs the real model's configuration",
+    r"does not support ray": "runs an engine by ray, which vLLM doesn't on CPU",
     r"CUDA|cuda|GPU|NVIDIA|Triton|triton|accelerator device": "needs a GPU",
 }
 """With vLLM's own classes."""

@@ -395,7 +395,7 @@ class CoordinatorView(CoordinatorFacade):
     def __init__(self, manager: Manager) -> None:
         super().__init__(manager.blocks, manager.kv_cache_config)
         self.block_pool = manager.block_pool
-        self._root = kv_cache_utils.NONE_HASH if manager.enable_caching else b""
+        self._caching = manager.enable_caching
         self.single_type_managers = tuple(
             (CrossView if self._blocks.groups[at].spec.kind == "cross" else GroupView)(manager, facade)
             for at, facade in enumerate(self.single_type_managers)
@@ -404,9 +404,9 @@ class CoordinatorView(CoordinatorFacade):
     def find_longest_cache_hit_per_group(
         self, block_hashes: Sequence[Any], max_cache_hit_length: int
     ) -> tuple[Any, tuple[int, ...]]:
-        chain = TokenChain(
-            [0] * (max_cache_hit_length + 1), self.hash_block_size, EngineHashes(block_hashes, self._root)
-        )
+        # A test may make its manager before it makes that hash.
+        root = kv_cache_utils.NONE_HASH if self._caching else b""
+        chain = TokenChain([0] * (max_cache_hit_length + 1), self.hash_block_size, EngineHashes(block_hashes, root))
         hits, lengths = self._blocks.coordinator.lookup_each(Request("a test's", chain))
         views = self.block_pool.blocks
         return tuple([views[block_id] for block_id in hit.ids()] for hit in hits), tuple(lengths)
