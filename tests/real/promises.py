@@ -27,6 +27,8 @@ PROMPT_FIRST = "asked for n answers: the engine computes the prompt by itself fi
 UNEXPLAINED = "not explained"
 LATE = 2.0
 """Seconds by which an eviction's event may come after the answer that it was felt by: others use the machine too."""
+STORED_LATE = 20.0
+"""Seconds that a stored block's event is waited for. One that comes after the decision can't have been known, however late."""
 
 
 class Promise(msgspec.Struct):
@@ -125,7 +127,7 @@ class Asker:
     def _why(self, promise: Promise, ids: Sequence[int], began: float) -> str:
         """Why less was there than promised, or more: by what the engine announced, and when it came here."""
         watch, size = self.watches[promise.engine], self.block_size
-        stop = time.monotonic() + LATE
+        stop = time.monotonic() + (LATE if promise.promised > promise.delivered else STORED_LATE)
         while time.monotonic() < stop:
             if promise.promised > promise.delivered:
                 if watch.evicted(ids[: promise.promised], size, began, time.monotonic()):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.real.engine import MODELS, NAME, TOPIC, RealEngine
+from tests.waiting import eventually
 
 STAND_IN = Path(__file__).parent / "stand_in"
 
@@ -57,6 +58,10 @@ class SglangEngine(RealEngine):
         reply = self.client.post("/generate", json=_body(ids, tokens, salt))
         assert reply.status_code == 200, reply.text
         return reply.json()
+
+    def flush(self) -> None:
+        """Empty the cache, which it refuses while a request is in flight."""
+        eventually(lambda: self.client.post("/flush_cache").status_code == 200)
 
     def hang_up(self, ids: list[int], tokens: int, salt: str | None = None) -> list[int]:
         """Ask for an answer and disconnect after its first chunk, whose ids are returned."""

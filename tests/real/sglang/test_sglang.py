@@ -138,6 +138,14 @@ def test_the_doctor_finds_nothing_wrong_and_names_what_is(
     engine = pair[0]
 
     def examine(*more: object) -> set[str]:
+        codes = look(*more)
+        for _ in range(4):
+            if codes != {"http-unreachable"}:  # an engine on a busy machine, which didn't answer in time
+                break
+            codes = look(*more)
+        return codes
+
+    def look(*more: object) -> set[str]:
         code = run(
             *("doctor", engine.url, engine.endpoint, "--replay", engine.replay_endpoint, "--json", "--seconds", 5),
             *("--tokenizer", engine.tokenizer, *more),
@@ -161,8 +169,7 @@ def test_live_hits_equal_the_replay(
     """One request at a time: hit for hit the same, evictions included."""
     engine = pair[0]
     size = engine.settings.block_size
-    reply = engine.client.post("/flush_cache")
-    assert reply.status_code == 200, reply.text
+    engine.flush()
     trace = workload(tmp_path / "trace.jsonl", 100)
     seed = random.SystemRandom().randrange(1 << 30)
     common = [trace, "--trace-block-size", 32, "--concurrency", 1, "--seed", seed]
