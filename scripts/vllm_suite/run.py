@@ -112,7 +112,9 @@ def pytest(folder: Path, classes: str, tests: list[str], seconds: int) -> None:
     command += ["--continue-on-collection-errors", f"--timeout={seconds}", *tests]
     log = (PLACE / f"{classes}.log").open("a")
     print(f"vllm-suite: {' '.join(tests)} with {classes}'s classes; {log.name} has what pytest prints", flush=True)
-    subprocess.run(command, cwd=folder, env=environment, stdout=log, stderr=log, timeout=SECONDS, check=False)
+    done = subprocess.run(command, cwd=folder, env=environment, stdout=log, stderr=log, timeout=SECONDS, check=False)
+    if done.returncode not in (0, 1):
+        print(f"vllm-suite: pytest ended with {done.returncode}: what comes after {_last(classes)} was not run")
 
 
 def read(classes: str) -> dict[str, Outcome]:
@@ -120,6 +122,10 @@ def read(classes: str) -> dict[str, Outcome]:
     file = PLACE / f"{classes}.jsonl"
     lines = file.read_text().splitlines() if file.exists() else []
     return {line["test"]: line for line in map(json.loads, lines)}
+
+
+def _last(classes: str) -> str:
+    return next(reversed(read(classes)), "the start")
 
 
 def report(theirs: dict[str, Outcome], ours: dict[str, Outcome]) -> int:
