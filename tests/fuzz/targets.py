@@ -13,7 +13,7 @@ import itertools
 import json
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -27,10 +27,12 @@ from kvyard.engine.models.fields import read_config
 from kvyard.engine.timing.measurements import parse_measurements
 from kvyard.engine.timing.profile import load_profile
 from kvyard.errors import KvyardError
+from kvyard.events import packed
+from kvyard.events.mirror import restates
 from kvyard.events.recording import Recording
 from kvyard.events.transport.frames import Frame, Reply, read_live, read_reply
 from kvyard.events.transport.subscription import Subscription
-from kvyard.events.wire import Decoder, dialects
+from kvyard.events.wire import Decoder, dialects, trtllm, vllm
 from kvyard.hashing import PLAIN
 from kvyard.index import Holder, Identity
 from kvyard.index.redis import directory, shared
@@ -93,6 +95,27 @@ def events(data: bytes) -> None:
         assert repr(other.decode(payload)) == repr(decoded)  # NaN isn't equal to itself
     assert len(decoder.stats.unknown) <= 65
     assert decoder.stats == other.stats
+
+
+def large_events(data: bytes) -> None:
+    """A payload read as large ones are, packed: what it has in full is what it has as a small one."""
+    how, payload = data[0] if data else 0, data[1:]
+    dialect = DIALECTS[how % len(DIALECTS)]
+    whole, decoder = Decoder(dialect).decode(payload), Decoder(dialect)
+    with ExitStack() as stack:
+        for module, name in ((vllm, "LARGE"), (trtllm, "LARGE"), (packed, "PIECE")):
+            stack.enter_context(mock.patch.object(module, name, how // len(DIALECTS) % 3))
+        decoded = decoder.decode(payload)
+    for problem in decoded.problems:
+        assert not problem.reason.startswith("unexpected"), problem
+        assert len(problem.reason) <= 260, problem
+    if not whole.problems and not decoded.problems:
+        assert repr(list(decoded.events)) == repr(list(whole.events))
+        parts, others = decoded.by_rank(), whole.by_rank()
+        assert [(part.rank, repr(list(part.events))) for part in parts] == [
+            (part.rank, repr(list(part.events))) for part in others
+        ]
+    assert restates(decoded.events) == restates(list(decoded.events))
 
 
 def frames(data: bytes) -> None:
@@ -506,6 +529,7 @@ TARGETS: dict[str, Target] = {
     target.__name__: target
     for target in (
         events,
+        large_events,
         frames,
         recording,
         trace,

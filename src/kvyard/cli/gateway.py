@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 
 import typer
 
@@ -27,12 +28,26 @@ def gateway(
     Answers pass through unchanged. It listens on this machine only, unless --host is given.
     """
     try:
-        from kvyard.server.gateway.serving import GatewayServing
+        import kvyard.server.gateway.serving  # noqa: F401
     except ImportError as error:
         raise KvyardError(f"the gateway needs {error.name}: pip install 'kvyard[server]'") from None
-    from kvyard.server.running import listen
+    from kvyard.server.running import hangups_wait
 
     log_to_stderr(verbose)
+    with hangups_wait():
+        code = _serve(settings, engine_flags, ready_file, port_file)
+    if code:
+        raise typer.Exit(code)
+    typer.echo("stopped", err=True)
+
+
+def _serve(
+    settings: Mapping[str, object], engine_flags: EngineFlags, ready_file: Path | None, port_file: Path | None
+) -> int:
+    """Serve until interrupted. Returns the exit code."""
+    from kvyard.server.gateway.serving import GatewayServing
+    from kvyard.server.running import listen
+
     read = partial(gathered, GatewayConfig, FLAGS, "gateway", settings, engine_flags)
     gateway_config = read()
     announced = Announced(ready_file, port_file)
@@ -53,12 +68,8 @@ def gateway(
         say_serving(f"gateway serving at {url}{several}", engines, gateway_config)
         announced.ready([url], **more)
 
-    code = 0
     with bound, announced:
-        if gateway_config.processes == 1:
-            serving.serve(bound, ready)
-        else:
-            code = serving.serve_by_processes(bound, ready, lambda number: log_as(f"process {number}"))
-    if code:
-        raise typer.Exit(code)
-    typer.echo("stopped", err=True)
+        if gateway_config.processes > 1:
+            return serving.serve_by_processes(bound, ready, lambda number: log_as(f"process {number}"))
+        serving.serve(bound, ready)
+        return 0

@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from kvyard.events.packed import PackedEvents
 from kvyard.events.types import Cleared, Event, Removed, Stored, Tier
 from kvyard.hashing import Key
 
@@ -160,4 +161,6 @@ def _compact(tokens: Sequence[int] | None) -> Sequence[int] | None:
 
 def restates(events: Iterable[Event]) -> bool:
     """Return true if a batch makes everything before it irrelevant: it clears all tiers."""
+    if isinstance(events, PackedEvents):
+        return events.restates
     return any(isinstance(event, Cleared) and event.tier is None for event in events)

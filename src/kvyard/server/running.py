@@ -7,12 +7,13 @@ signal ends it at once.
 import asyncio
 import ipaddress
 import logging
+import os
 import signal
 import socket
 import ssl
 import threading
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager, nullcontext, suppress
 from typing import Any, Self, TypeVar
 
 import msgspec
@@ -63,6 +64,31 @@ def listen(host: str, port: int, *, shared: bool = False) -> socket.socket:
         why = getattr(error, "strerror", None) or error
         raise KvyardError(f"can't listen at {host}:{port}: {why}; choose another --port, or 0 for any") from None
     return bound
+
+
+_hangups: list[int] = []
+"""SIGHUPs that were held back."""
+
+
+@contextmanager
+def hangups_wait() -> Iterator[None]:
+    """Hold SIGHUP back, which would end a server that starts, until one handles it and calls ``take_hangups``."""
+    if not hasattr(signal, "SIGHUP") or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGHUP, lambda number, _: _hangups.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, before)
+        _hangups.clear()
+
+
+def take_hangups() -> None:
+    """Send this process the SIGHUP that was held back, if there was one."""
+    if _hangups:
+        os.kill(os.getpid(), _hangups.pop())
+        _hangups.clear()
 
 
 async def patiently(action: Callable[[], T]) -> T:

@@ -83,3 +83,37 @@ def test_files_that_change(tmp_path: Path) -> None:
             assert ask("another") == 200 and served_by(first) == before
             logs("needs a restart: host")
             logs("read again: engines, queue")
+
+
+def test_a_hangup_during_the_start_ends_nothing(tmp_path: Path) -> None:
+    """It asks for another look at the files, which may have changed since they were read."""
+    config, token = tmp_path / "gateway.toml", tmp_path / "token"
+    os.mkfifo(token)
+
+    def script(head: str, body: bytes) -> Any:
+        return [answer("200 OK", b'{"choices":[]}')]
+
+    def write(engine: ScriptedEngine) -> None:
+        config.write_text(f'tokenizer = "bytes"\ntoken_file = "{token}"\n[[engines]]\nurl = "{engine.url}"\n')
+
+    def opened() -> int:
+        try:
+            return os.open(token, os.O_WRONLY | os.O_NONBLOCK)
+        except OSError:
+            return 0  # nobody reads yet
+
+    with ScriptedEngine(script) as first, ScriptedEngine(script) as second:
+        write(first)
+        with GatewayProcess("--config", str(config)) as process:
+            writer = eventually(
+                opened, lambda: process.text
+            )  # the configuration was read, and its token is about to be
+            write(second)
+            process.process.send_signal(signal.SIGHUP)
+            os.write(writer, b"secret")
+            os.close(writer)
+            eventually(lambda: "read again: engines" in process.text, lambda: process.text)
+            body, headers = {"model": "odd", "prompt": "x"}, {"authorization": "Bearer secret"}
+            with httpx.Client(base_url=process.url, headers=headers, timeout=PATIENCE, trust_env=False) as client:
+                eventually(lambda: client.post("/v1/completions", json=body).status_code == 200, lambda: process.text)
+            assert any("completions" in head for head, _ in second.requests)

@@ -5,14 +5,19 @@ request are recognised, counts attempts and knows when a request has timed out. 
 ``recovery``.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
 
 import msgspec
 
+from kvyard.events.packed import PackedEvents
 from kvyard.events.transport.frames import HEAD_WORD, SNAPSHOT_WORD, Reply, ReplyKind, StreamHead
 from kvyard.events.transport.position import StreamPosition
 from kvyard.events.transport.state import Limits
+from kvyard.events.wire import Decoded
+
+LEAST_BYTES = 4096
+"""Bytes that a part of a snapshot counts for at least."""
 
 
 class RequestKind(IntEnum):
@@ -31,10 +36,31 @@ class ReplayRequest(msgspec.Struct, frozen=True):
     word: bytes | int
 
 
+class Snapshot:
+    """Parts of a snapshot that have arrived, as packed events."""
+
+    def __init__(self) -> None:
+        self.parts = 0
+        self.bytes = 0
+        self.events = PackedEvents()
+        self.rank: int | None = None
+        """Rank of the first part."""
+        self.lossy = False
+        """True if a part couldn't be read in full."""
+
+    def add(self, part: Decoded) -> None:
+        if not self.parts:
+            self.rank = part.rank
+        self.parts += 1
+        self.lossy |= part.lossy
+        self.events.extend(part.events)
+
+
 class Inquiry:
     """Requests of one stream, at most one of them in flight."""
 
-    def __init__(self, limits: Limits, numbers: Iterator[int]) -> None:
+    def __init__(self, limits: Limits, numbers: Iterator[int], read: Callable[[bytes], Decoded]) -> None:
+        """``read`` decodes a part of a snapshot."""
         self.request: ReplayRequest | None = None
         self.due = 0
         """Time at which the request in flight has failed."""
@@ -52,12 +78,13 @@ class Inquiry:
         """Replayed so far."""
         self.furthest = -1
         self.head: StreamHead | None = None
-        self.parts: list[bytes] = []
+        self.snapshot = Snapshot()
         self.tries = 0
         self.failures: list[str] = []
         """Why what was tried so far didn't help."""
         self._limits = limits
         self._numbers = numbers
+        self._read = read
         self._attempts = 1
         self._plan: list[RequestKind] = []
 
@@ -86,7 +113,7 @@ class Inquiry:
         self.applied, self.order = position.applied, order
         self.confirmed = False
         self.batches, self.furthest = 0, -1
-        self.head, self.parts = None, []
+        self.head, self.snapshot = None, Snapshot()
         self.due = now + self._limits.reply
         return True
 
@@ -98,8 +125,19 @@ class Inquiry:
             self.furthest = max(self.furthest, reply.seq)
         elif reply.kind == ReplyKind.HEAD:
             self.head = reply.head
-        elif reply.kind == ReplyKind.PART and self.head is not None and len(self.parts) < self.head.parts:
-            self.parts.append(reply.payload)
+        elif reply.kind == ReplyKind.PART and self.head is not None and self.snapshot.parts < self.head.parts:
+            self._add_part(reply.payload)
+
+    def _add_part(self, payload: bytes) -> None:
+        snapshot = self.snapshot
+        if snapshot.bytes > self._limits.snapshot_bytes:
+            return
+        snapshot.bytes += max(len(payload), LEAST_BYTES)
+        if snapshot.bytes > self._limits.snapshot_bytes:
+            snapshot.events = PackedEvents()  # of no use
+            snapshot.lossy = True
+            return
+        snapshot.add(self._read(payload))
 
     def failed(self, why: str, final: bool = False) -> None:
         """Note that the request failed; go on to the next kind after some attempts, or at once if that is ``final``."""
@@ -113,6 +151,11 @@ class Inquiry:
         """Go on to the next kind of request."""
         self.tries = 0
         self._plan.pop(0)
+
+    def take_snapshot(self) -> Snapshot:
+        """Return what arrived of a snapshot, which isn't kept."""
+        snapshot, self.snapshot = self.snapshot, Snapshot()
+        return snapshot
 
     @property
     def replays(self) -> bool:

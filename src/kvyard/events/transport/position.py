@@ -5,6 +5,7 @@ Only bookkeeping. What to do about a gap is decided in ``recovery``.
 """
 
 from collections import deque
+from collections.abc import Sequence
 
 import msgspec
 
@@ -148,7 +149,7 @@ class UpdateLog:
         if changed:
             self.add(Origin.STATE, [])
 
-    def add(self, origin: Origin, events: list[Event], reason: str | None = None) -> None:
+    def add(self, origin: Origin, events: Sequence[Event], reason: str | None = None) -> None:
         """Add what is no published batch: a change of state, or ``events`` that replace all before them."""
         part = Decoded(rank=self.rank, events=events)
         self._put(origin, self._at.applied, part, reason, replaces=origin is not Origin.STATE)

@@ -358,8 +358,12 @@ class Recovery:
         if head is None:
             self._failed("it has no snapshots", now, final=True)
             return
-        decoded = [self._decoder.decode(part) for part in inquiry.parts]
-        if len(decoded) != head.parts or any(part.lossy for part in decoded):
+        snapshot = inquiry.take_snapshot()
+        if snapshot.bytes > self._limits.snapshot_bytes:
+            why = f"the snapshot has more than {self._limits.snapshot_bytes} bytes"
+            self._failed(why, now, final=True)
+            return
+        if snapshot.parts != head.parts or snapshot.lossy:
             self._failed("the snapshot was damaged", now)
             return
         log.counters.snapshots += 1
@@ -377,8 +381,8 @@ class Recovery:
             self._no_rebuild = False
         self._checkpoint, self._broken = None, False
         position.move(head.seq, head.digest)
-        log.rank = decoded[0].rank if decoded else None
-        log.add(Origin.SNAPSHOT, [event for part in decoded for event in part.events])
+        log.rank = snapshot.rank
+        log.add(Origin.SNAPSHOT, snapshot.events)
         self._settle(now)
 
     # -- actions on time and connections ----------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """Output of a subscriber: the state of each stream, updates to apply, and counters of everything that went wrong."""
 
+from collections.abc import Sequence
 from enum import StrEnum
 
 import msgspec
@@ -43,7 +44,8 @@ class Update(msgspec.Struct, frozen=True, kw_only=True):
     """The batch's sequence; in a snapshot, reset or change of state that of the last batch before it."""
     origin: Origin
     state: State
-    events: list[Event] = msgspec.field(default_factory=list)
+    events: Sequence[Event] = msgspec.field(default_factory=list)
+    """Packed (``kvyard.events.packed``) where there are very many."""
     ts: float = 0.0
     rank: int | None = None
     dialect: str = "none"
@@ -75,6 +77,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     held_bytes: int = 64 << 20
     held_in_all: int = 1 << 30
     """Bytes of early batches of all streams of a subscription."""
+    snapshot_bytes: int = 256 << 20
+    """Bytes of a snapshot, of which a part counts for 4 KiB at least."""
     remembered: int = 4096
     """Batches whose fingerprints are kept, to distinguish a repetition from a restart."""
 

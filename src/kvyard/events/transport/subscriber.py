@@ -20,6 +20,7 @@ from kvyard.events.transport.state import Limits, State, StreamStatus, Update
 from kvyard.events.transport.subscription import Subscription, SubscriptionCounters
 from kvyard.events.transport.zeromq import attach, require, shared_context
 from kvyard.events.wire import Decoder
+from kvyard.events.wire.decoded import LARGE
 from kvyard.integers import ceil_div
 
 log = logging.getLogger(__name__)
@@ -28,8 +29,6 @@ READ_AT_ONCE = 256
 """Messages taken from a socket before the others get their turn."""
 READ_BYTES = 1 << 20
 """Bytes read at a time; one message may have more."""
-LARGE = 1 << 18
-"""Bytes from which on a message is read in a thread."""
 FRAME_BYTES = 16 << 20
 """Most bytes of a message: a publisher that sends more is disconnected."""
 RECONNECT = SECOND

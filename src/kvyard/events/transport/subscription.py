@@ -47,8 +47,8 @@ class Follower:
         self._source = source
         self._prefix = prefix
         self.log = UpdateLog(stream, topic, self.at, self.updates)
-        self.inquiry = Inquiry(limits, numbers or count(1))
         self.decoder = decoder or Decoder()
+        self.inquiry = Inquiry(limits, numbers or count(1), self.decoder.decode)
         self.recovery = Recovery(self.at, self.log, self.inquiry, self.decoder, limits, source)
 
     def start(self, now: int) -> None:

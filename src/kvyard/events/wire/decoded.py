@@ -4,12 +4,13 @@ A stream in production is never perfect, and a consumer that throws a batch away
 skips the event and says so. So problems are values, not exceptions, and each names the event it is about.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from enum import StrEnum
 
 import msgspec
 
 from kvyard.decode_errors import DECODE_ERRORS
+from kvyard.events.packed import PackedEvents
 from kvyard.events.types import Event
 
 
@@ -39,9 +40,9 @@ MOST_EVENTS = 1 << 18
 """Events of one payload: more than any engine changes in a step."""
 MOST_PROBLEMS = 1000
 """Problems of one payload that are kept; one with as many losses isn't read on."""
-LARGE = 1 << 20
-"""Bytes from which on a payload is read by types alone: as plain objects it would take fifty times its size, and the process
-would stand still meanwhile."""
+LARGE = 1 << 18
+"""Bytes from which on a payload is read in a thread, event by event, by types alone, and its events are packed: as plain
+objects it would take fifty times its size, and the process would stand still meanwhile."""
 JSON_STARTS = b"[{ \t\r\n"
 """First bytes of JSON. As msgpack these would be a lone number."""
 UNREADABLE = (*DECODE_ERRORS, MemoryError, OverflowError, ValueError, TypeError)
@@ -93,12 +94,15 @@ class Decoded(msgspec.Struct, frozen=True, kw_only=True):
     ts: float = 0.0
     """Seconds; 0 if the payload has none."""
     rank: int | None = None
-    events: list[Event] = msgspec.field(default_factory=list)
+    events: Sequence[Event] = msgspec.field(default_factory=list)
+    """Packed where the payload is large."""
     problems: list[Problem] = msgspec.field(default_factory=list)
     dialect: str = "none"
     """The encoding seen: ``map``, ``array``, ``mixed``, ``trtllm``, or ``none`` for a payload without a readable event."""
     ranks: list[int | None] | None = None
     """The rank of every event, where events of one payload name different ones (a TensorRT-LLM drain)."""
+    parts: "list[Decoded] | None" = None
+    """Result of ``by_rank``, where it was made with the events: that of a large payload takes long."""
     capacities: dict[int | None, int] = msgspec.field(default_factory=dict)
     """Blocks of the device per group, if the payload has them."""
 
@@ -116,9 +120,12 @@ class Decoded(msgspec.Struct, frozen=True, kw_only=True):
         """This, split so that each part is of one rank; problems stay with the first part."""
         if self.ranks is None:
             return [self]
-        parts: dict[int | None, list[Event]] = {}
+        if self.parts is not None:
+            return self.parts
+        parts: dict[int | None, list[Event] | PackedEvents] = {}
+        empty = PackedEvents if isinstance(self.events, PackedEvents) else list
         for rank, event in zip(self.ranks, self.events, strict=True):
-            parts.setdefault(rank, []).append(event)
+            parts.setdefault(rank, empty()).append(event)
         return [
             Decoded(
                 ts=self.ts, rank=rank, events=events, problems=[] if number else self.problems, dialect=self.dialect

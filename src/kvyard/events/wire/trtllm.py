@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from kvyard.decode_errors import DECODE_ERRORS
+from kvyard.events.packed import Packed, PackedEvents
 from kvyard.events.types import Cleared, Event, EventBatch, GroupMeta, Removed, Stored, Tier
 from kvyard.events.wire.decoded import (
     JSON_STARTS,
@@ -138,7 +139,10 @@ class TrtllmReader:
             large, is_json = len(payload) > LARGE, payload[0] in JSON_STARTS
             if is_json or large:
                 try:
-                    return self._read_drain((DRAIN if is_json else PACKED_DRAIN).decode(payload), stats)
+                    drain = (DRAIN if is_json else PACKED_DRAIN).decode(payload)
+                    if large and len(drain) <= MOST_EVENTS:
+                        return self._read_drain(Packed(drain), stats, PackedEvents())
+                    return self._read_drain(drain, stats, [])
                 except UNREADABLE:
                     if large:
                         raise
@@ -147,14 +151,15 @@ class TrtllmReader:
                 stats.slow_payloads += 1
         if not _is_drain(payload):
             return None
-        return self._read_drain([payload] if isinstance(payload, Mapping) else payload, stats)
+        return self._read_drain([payload] if isinstance(payload, Mapping) else payload, stats, [])
 
-    def _read_drain(self, items: Sequence[Any], stats: DecodeStats) -> Decoded:
-        """Read one drain. A bad event costs itself; ids that are missing or start again become problems."""
+    def _read_drain(self, items: Sequence[Any], stats: DecodeStats, events: list[Event] | PackedEvents) -> Decoded:
+        """Read one drain into ``events``. A bad event costs itself; ids that are missing or start again become problems."""
         if len(items) > MOST_EVENTS:
             return no_events(f"a batch of more than {MOST_EVENTS} events")
-        events: list[Event] = []
         ranks: list[int | None] = []
+        known: dict[int | None, int | None] = {}
+        """Ranks, each as one object."""
         problems = Problems()
         capacities: dict[int | None, int] = {}
         for index, item in enumerate(items):
@@ -169,14 +174,15 @@ class TrtllmReader:
                 if isinstance(envelope.data, Created):
                     capacities |= _capacity(envelope, envelope.data)
                 read = self._read(envelope, stats)
-                events += read
-                ranks += [envelope.attention_dp_rank] * len(read)
+                events.extend(read)
+                rank = envelope.attention_dp_rank
+                ranks += [known.setdefault(rank, rank)] * len(read)
             except EventRefused as refusal:
                 problems.add(Problem(index, refusal.reason, refusal.kind))
             except (OverflowError, *DECODE_ERRORS) as error:
                 problems.add(Problem(index, f"{error}"[:200], ProblemKind.MALFORMED))
         one_rank = len(set(ranks)) <= 1
-        return Decoded(
+        decoded = Decoded(
             rank=ranks[0] if ranks and one_rank else None,
             events=events,
             problems=problems.kept,
@@ -184,6 +190,8 @@ class TrtllmReader:
             ranks=None if one_rank else ranks,
             capacities=capacities,
         )
+        large = isinstance(events, PackedEvents)
+        return msgspec.structs.replace(decoded, parts=decoded.by_rank()) if large and not one_rank else decoded
 
     def _open(self, item: object, stats: DecodeStats) -> Envelope:
         data = item.get("data") if isinstance(item, Mapping) else None

@@ -6,13 +6,15 @@ payload is taken apart and its events are read one by one, so that a bad one cos
 byte for byte as vLLM's own encoder does; what it has no field for goes along under a name that others skip.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeAlias, TypeVar, cast
 
 import msgspec
 from msgspec import Raw, Struct
 
 from kvyard.decode_errors import DECODE_ERRORS
+from kvyard.events.packed import PackedEvents
 from kvyard.events.types import Cleared, Event, EventBatch, Removed, Stored, Tier
 from kvyard.events.wire.decoded import (
     JSON_STARTS,
@@ -210,10 +212,10 @@ class VllmReader:
         if _length(parts[1]) > MOST_EVENTS:
             return no_events(f"a batch of more than {MOST_EVENTS} events")
         rank = parts[2] if len(parts) > 2 else None
-        return self._collect(_open(parts[0]), _RAW_EVENTS.decode(parts[1]), _open(rank), self._read_raw, stats)
+        large = len(payload) > LARGE
+        return self._collect(_open(parts[0]), _each(parts[1]), _open(rank), self._read_raw, stats, packed=large)
 
-    def _read_raw(self, raw: Any, seen: set[str], stats: DecodeStats) -> Event:
-        data = bytes(raw)
+    def _read_raw(self, data: Any, seen: set[str], stats: DecodeStats) -> Event:
         shape = _shape_of(data)
         if shape == "bin":
             # llm-d's connectors wrap each event once more.
@@ -256,9 +258,18 @@ class VllmReader:
         seen.add(shape)
         return read_event(msgspec.convert(item, _LOOSE_TYPES[shape]), self._narrow, loose=True)
 
-    def _collect(self, ts: Any, items: Any, rank: Any, read: ReadEvent, stats: DecodeStats, *shapes: str) -> Decoded:
+    def _collect(
+        self,
+        ts: Any,
+        items: Iterable[Any],
+        rank: Any,
+        read: ReadEvent,
+        stats: DecodeStats,
+        *shapes: str,
+        packed: bool = False,
+    ) -> Decoded:
         """Decode each of ``items`` by ``read``, which adds to ``shapes``, the shapes that events are known to have."""
-        events: list[Event] = []
+        events: list[Event] | PackedEvents = PackedEvents() if packed else []
         problems = Problems()
         seen = set(shapes)
         for index, item in enumerate(items):
@@ -275,6 +286,20 @@ class VllmReader:
             rank = None
         dialect = "none" if not events else "mixed" if len(seen) > 1 else seen.pop()
         return Decoded(ts=stamp, rank=rank, events=events, problems=problems.kept, dialect=dialect)
+
+
+def _each(listed: Raw) -> Iterator[bytes]:
+    """Yield the elements of a list as bytes. Only their sizes are kept: as many objects as there are elements would lie
+    between those that the process makes meanwhile (see ``packed``).
+    """
+    elements = _RAW_EVENTS.decode(listed)
+    sizes = array("I", map(len, map(memoryview, elements)))  # type: ignore[arg-type]
+    data = b"".join(elements)
+    del elements
+    low = 0
+    for size in sizes:
+        yield data[low : low + size]
+        low += size
 
 
 def _problem(index: int, error: BaseException) -> Problem:

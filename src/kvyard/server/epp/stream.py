@@ -178,7 +178,8 @@ class RequestStream:
         picked = self._picked
         assert picked is not None
         more: list[tuple[str, str]] = []
-        remove: list[str] = []
+        # Usage in a compressed answer couldn't be counted.
+        remove = ["accept-encoding"] if "accept-encoding" in self._headers else []
         if picked.decision is not None and picked.engine.config.dp_size > 1:
             more.append((RANK, str(picked.decision.worker.rank)))
         elif RANK in self._headers:

@@ -20,7 +20,7 @@ from kvyard.server.gateway.processes.hub import Hub
 from kvyard.server.gateway.processes.process_group import ProcessGroup
 from kvyard.server.gateway.recording import TrafficRecorder
 from kvyard.server.gateway.routes import build
-from kvyard.server.running import Running, TlsFiles, listen, tls_files, url_of
+from kvyard.server.running import Running, TlsFiles, listen, take_hangups, tls_files, url_of
 
 KEEP_ALIVE = 75
 """Seconds that a client's connection is kept between requests: longer than balancers keep theirs, so that they go first."""
@@ -80,6 +80,7 @@ class GatewayServing(msgspec.Struct, eq=False):
             settle()
             if hasattr(signal, "SIGHUP") and channel is None:
                 asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, served.reloading.ask)
+                take_hangups()
             served.supervisor.keep("garbage", partial(stay_settled, lambda: not served.traffic.counters.under_way))
             ready(url, len(served.members.engines))
 

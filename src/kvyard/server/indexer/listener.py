@@ -11,9 +11,10 @@ from typing import Any, Literal
 import msgspec
 
 from kvyard.clock import MS, Clock, pause
+from kvyard.events.packed import PIECE, PackedEvents, pieces_of
 from kvyard.events.slices import blocks_of
 from kvyard.events.transport import Origin, State, Subscriber, Update
-from kvyard.events.types import Cleared, Stored
+from kvyard.events.types import Cleared, Event, Stored
 from kvyard.index import Holder, Indexer, Source
 from kvyard.index.stream import SEVERITY, FollowedStream, in_slices
 from kvyard.server.indexer.config import TIERS, Patience
@@ -24,8 +25,6 @@ TURN = 5 * MS
 """Time for which updates are applied before other tasks have their turn."""
 SLICE = 512
 """Blocks of an update that are applied together."""
-LOOKED_AT = 1 << 14
-"""Events that are looked at together before that."""
 
 
 class Listener:
@@ -129,17 +128,15 @@ class Listener:
             # No message yet, not even the topic. The index begins the stream itself, later, under the right name.
             yield
             return
-        for low in range(0, len(update.events), LOOKED_AT):
-            part = update.events[low : low + LOOKED_AT]
-            self.block_sizes |= {event.block_size for event in part if isinstance(event, Stored)} - {0}
-            if low:
+        moved: list[Event] | PackedEvents = PackedEvents() if isinstance(update.events, PackedEvents) else []
+        for events in pieces_of(update.events):
+            self.block_sizes |= {event.block_size for event in events if isinstance(event, Stored)} - {0}
+            if self._tier is not None:
+                moved.extend(map(self._moved, events))
+            if len(events) == PIECE:
                 yield
         if self._tier is not None and update.events:
-            events: list[Any] = [
-                event if isinstance(event, Cleared) else msgspec.structs.replace(event, tier=self._tier)
-                for event in update.events
-            ]
-            update = msgspec.structs.replace(update, events=events)
+            update = msgspec.structs.replace(update, events=moved)
         if len(update.events) > SLICE or blocks_of(update.events) > SLICE:
             for slice_ in in_slices(update, SLICE):
                 self._indexer.apply(slice_, self._clock.now())
@@ -148,6 +145,10 @@ class Listener:
             self._indexer.apply(update, self._clock.now())
             yield
         self.applied += 1
+
+    def _moved(self, event: Any) -> Event:
+        """Return ``event`` in the tier that the stream was registered for."""
+        return event if isinstance(event, Cleared) else msgspec.structs.replace(event, tier=self._tier)
 
     # -- what there is to see ---------------------------------------------------------------------------------------
 

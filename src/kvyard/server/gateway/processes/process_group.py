@@ -26,6 +26,7 @@ from kvyard.errors import KvyardError
 from kvyard.server.gateway.processes.channel import Channel
 from kvyard.server.gateway.processes.frames import FrameKind
 from kvyard.server.gateway.processes.hub import Hub
+from kvyard.server.running import take_hangups
 
 log = logging.getLogger(__name__)
 
@@ -92,6 +93,7 @@ class ProcessGroup:
         handled = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD]
         before = [signal.signal(number, _taken_note_of) for number in handled]
         old = signal.set_wakeup_fd(self._wakes.fileno(), warn_on_full_buffer=False)
+        take_hangups()
         self._hub.watch(self._signals, self._signalled)
         gc.collect()
         gc.freeze()
