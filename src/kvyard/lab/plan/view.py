@@ -293,19 +293,17 @@ def _whole(planned: Planned) -> list[str]:
 
 def _traffic(planned: Planned) -> str:
     left_out = f" Left out as longer than --max-tokens: {planned.left_out:,}." if planned.left_out else ""
-    return f"The traffic: {planned.about_traffic}.{left_out}{_safe_side(planned)}{_bunched(planned)}{_loop(planned)}"
+    return f"The traffic: {planned.about_traffic}.{left_out}{_partial(planned)}{_bunched(planned)}{_loop(planned)}"
 
 
-def _safe_side(planned: Planned) -> str:
-    """Say in which direction a plan for a part of a large trace errs."""
+def _partial(planned: Planned) -> str:
+    """Say in which ways a plan for a part of a large trace errs."""
     if planned.part.first is None:
         return ""
-    pace = ""
-    if planned.whole.rate:
-        pace = f"all requests come at {planned.whole.rate:,.2f} a second, and "
+    pace = f"all requests come at {planned.whole.rate:,.2f} a second, and " if planned.whole.rate else ""
     return (
-        f" A plan for this part is on the safe side: {pace}the part begins with empty caches. So a cheaper fleet may keep "
-        "the SLO on all requests: replay it on them before you buy."
+        f" A plan for a part is no proof for the whole: {pace}the part begins with empty caches. So a cheaper fleet may keep "
+        "the SLO, and this one may miss a limit that it has little room to: replay all requests before you buy."
     )
 
 
