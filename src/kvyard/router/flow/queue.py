@@ -215,7 +215,7 @@ class FlowQueue(Generic[T]):
         self._note_in_flight(request, now)
         self.policy.sent(request, now, False)
 
-    def capped(self, request: FlowRequest, workers: int) -> bool:
+    def capped(self, request: FlowRequest, workers: int = 1) -> bool:
         """True if the tenant of ``request`` has as many requests at workers as it may have; ``workers`` take requests."""
         return self._has_most(request.tenant, workers)
 
