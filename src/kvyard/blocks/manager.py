@@ -17,7 +17,7 @@ from kvyard.blocks.coordinator import Coordinator, Hit
 from kvyard.blocks.eviction import eviction_with_hints
 from kvyard.blocks.extent import Extent
 from kvyard.blocks.geometry import check_amounts, check_drafts, check_retention, resolve_geometry
-from kvyard.blocks.group import NO_HIT, Demand, GroupHit, group_class
+from kvyard.blocks.group import NO_HIT, Demand, Group, GroupHit, group_class
 from kvyard.blocks.hints import NO_HINTS, Hints
 from kvyard.blocks.integrity import check_manager
 from kvyard.blocks.ownership import end_session
@@ -99,35 +99,26 @@ class BlockManager:
             radix=radix,
             quotas=quotas,
         )
-        unit = self.geometry.hash_block_size
-        made_groups = [
-            (RadixGroup if radix is not None else group_class(spec, caching, unit))(
-                index, spec, pool, hash_block_size=unit, max_in_flight=in_flight, max_model_len=max_model_len
-            )
-            for index, spec in enumerate(groups)
-        ]
+        self.pool = pool
+        self.caching = caching
+        self.reuses = reuses
+        self.groups = self._make_groups(groups, in_flight, max_model_len)
         self.coordinator = coordinator(
-            made_groups,
+            self.groups,
             self.geometry,
             use_eagle=use_eagle,
             retention=retention_interval,
             margin=max(0, num_prefill_lookahead - 1),
         )
-        self.groups = made_groups
+        drafts = use_eagle or any(spec.eagle for spec in groups)
         self.marks_junctions = (
-            junction_checkpoints
-            and self.geometry.fine_hits
-            and num_prefill_lookahead <= 1
-            and (use_eagle or any(spec.eagle for spec in groups))
+            junction_checkpoints and self.geometry.fine_hits and num_prefill_lookahead <= 1 and drafts
         )
         """True if states are kept where a sibling stopped."""
-        for group in made_groups:
+        for group in self.groups:
             group.marks_junctions = self.marks_junctions
             group.shares = group.shares and caching
-        self.pool = pool
-        self.caching = caching
-        self.reuses = reuses
-        self.tree = made_groups[0] if isinstance(made_groups[0], RadixGroup) else None
+        self.tree = self.groups[0] if isinstance(self.groups[0], RadixGroup) else None
         """The radix tree, if there is one."""
         if self.tree is not None:
             self.tree.caches = caching
@@ -137,10 +128,10 @@ class BlockManager:
         self.requests: dict[str, Request] = {}
         """Requests that hold blocks, or did when a call last failed, by id."""
         self._stepper = Stepper(self.coordinator, caching, max_model_len)
-        self._cacheable = [group.spec.attention.cacheable for group in made_groups]
+        self._cacheable = [group.spec.attention.cacheable for group in self.groups]
         self._plain = self._stepper.plain
-        self._bounded = self.coordinator.estimates or any(group.cap is not None for group in made_groups)
-        self._chain_size = unit
+        self._bounded = self.coordinator.estimates or any(group.cap is not None for group in self.groups)
+        self._chain_size = self.geometry.hash_block_size
         self.keeps_by_priority = pool.order.reads_priorities
         """True if the eviction policy of any tier reads a request's ``retention``; lower tiers set it too."""
         self.quotas = quotas
@@ -152,9 +143,18 @@ class BlockManager:
         self.reads_queue = learner is not None and learner.reads_queue
         """True if it reads the waiting requests (``note_queue``)."""
         self._has_clock = now is not None
-        self._nothing: tuple[Sequence[int], ...] = tuple(() for _ in made_groups)
-        self._no_hits = [NO_HIT] * len(made_groups)
+        self._nothing: tuple[Sequence[int], ...] = tuple(() for _ in groups)
+        self._no_hits = [NO_HIT] * len(groups)
         self.begin_step()
+
+    def _make_groups(self, specs: Sequence[GroupSpec], in_flight: int, max_model_len: int) -> list[Group]:
+        unit, pool = self.geometry.hash_block_size, self.pool
+        return [
+            (RadixGroup if pool.tree is not None else group_class(spec, self.caching, unit))(
+                index, spec, pool, hash_block_size=unit, max_in_flight=in_flight, max_model_len=max_model_len
+            )
+            for index, spec in enumerate(specs)
+        ]
 
     @property
     def usage(self) -> float:

@@ -77,7 +77,18 @@ def dump(indexer: Indexer) -> IndexDump:
             feed.snapshot([rank for rank, known in stream.by_rank.items() if known is feed])
             for feed in stream.feeds.values()
         ]
-        streams.append(StreamDump(name, topic, stream.seq, stream.state, stream.reason, False, [], stream.ts, parts))
+        dumped = StreamDump(
+            stream=name,
+            topic=topic,
+            seq=stream.seq,
+            state=stream.state,
+            reason=stream.reason,
+            lost=False,
+            ranks=[],
+            ts=stream.ts,
+            feeds=parts,
+        )
+        streams.append(dumped)
     return IndexDump(
         format=FORMAT,
         names=indexer.identity.names,

@@ -72,7 +72,17 @@ def tune(
     space = parse_space([search] if isinstance(search, str) else search, base)
     study = Study(trace, folder, **options, limit=limit)
     parts = cut(study.source, test, SETTINGS.parse({"max_tokens": base.get("max_tokens")}).get("max_tokens"))
-    tuned = Tuned(study.trace, study.folder, base, space, list(goals), list(limits), prices, parts, seed)
+    tuned = Tuned(
+        trace=study.trace,
+        folder=study.folder,
+        base=base,
+        space=space,
+        goals=list(goals),
+        limits=list(limits),
+        prices=prices,
+        parts=parts,
+        seed=seed,
+    )
     _Search(tuned, study, trials).run()
     return tuned
 
