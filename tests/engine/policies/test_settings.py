@@ -37,7 +37,6 @@ def test_the_backends_are_those_of_the_registry():
 
 
 HYBRID = (GroupSpec(), GroupSpec(kind="sliding_window", window=64))
-STATES = (GroupSpec(block_size=1), GroupSpec(kind="mamba", block_size=1))
 DRAFTS = SpeculativeConfig(num_speculative_tokens=2)
 NGRAM = SpeculativeConfig(num_speculative_tokens=2, eagle=False)
 
@@ -73,10 +72,6 @@ NGRAM = SpeculativeConfig(num_speculative_tokens=2, eagle=False)
             "windows of one size",
         ),
         (
-            {"backend": "sglang", "groups": (*HYBRID, GroupSpec(kind="mamba"))},
-            "modelled for states beside full attention: leave out sliding windows",
-        ),
-        (
             {"backend": "sglang", "groups": HYBRID, "num_gpu_blocks": 20},
             "128 window tokens, too few for two windows of 64",
         ),
@@ -88,7 +83,6 @@ NGRAM = SpeculativeConfig(num_speculative_tokens=2, eagle=False)
             {"backend": "sglang", "speculative": DRAFTS, "role": "decode"},
             "roles and books_sampled are modelled without",
         ),
-        ({"backend": "sglang", "speculative": DRAFTS, "groups": STATES}, "draft tokens beside states"),
         ({"backend": "sglang", "speculative": DRAFTS, "eviction": "lfu"}, "need its radix tree"),
         (
             {"backend": "sglang", "speculative": NGRAM, "sglang": SglangSettings(enable_mixed_chunk=True)},
