@@ -9,6 +9,7 @@ NOT_APPLICABLE = {
     r"LlavaProcessor|image processor": "processes an image, which needs torchvision",
     r"greater than the derived max_model_len": "needs the real model's configuration",
     r"does not support ray": "runs an engine by ray, which vLLM doesn't on CPU",
+    r"Available memory on node": "starts an engine that wants half of this machine's memory",
     r"CUDA|cuda|GPU|NVIDIA|Triton|triton|accelerator device": "needs a GPU",
 }
 """With vLLM's own classes."""
