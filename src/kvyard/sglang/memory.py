@@ -64,9 +64,10 @@ def make_tree(settings: dict[str, Any], scheduler: Any) -> Any:
     )
     tree = UnifiedRadixCache(params)
     if "hicache" in settings:
-        from sglang.srt.mem_cache.pool_host import common
+        from sglang.srt.mem_cache.pool_host import base, common
 
         common._cuda_host_register = lambda *_: None
+        base.host_memory_budget_bytes = lambda requested: requested  # 10 GB of the machine's must be free otherwise
         if "storage" in settings["hicache"]:
             from sglang.srt.runtime_context import get_parallel
 
