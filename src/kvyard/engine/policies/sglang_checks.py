@@ -135,8 +135,8 @@ def _check_groups(config: EngineConfig) -> None:
             raise ConfigError("backend sglang isn't modelled with storage behind the host beside sliding windows")
         if windows and config.tiers.policy == "on_eviction":
             raise ConfigError(
-                "with sliding windows, backend sglang is modelled with write_through and after_hits: SGLang 0.5.23 itself, with "
-                "write_back, can stop with requests that it never runs"
+                "with sliding windows, backend sglang is modelled with write_through and after_hits: with write_back, SGLang "
+                "0.5.23 itself can stop with requests that it never runs"
             )
         config = msgspec.structs.replace(config, tiers=None)
     if not windows and not states:
