@@ -10,7 +10,7 @@ from typing import Generic, NamedTuple, TypeVar
 from kvyard.clock import SECOND
 from kvyard.index import Holder
 from kvyard.router.flow.config import FlowConfig
-from kvyard.router.flow.lanes import Lane, Scale
+from kvyard.router.flow.lanes import Lane, LineLane, Scale
 from kvyard.router.flow.policy import make_flow_policy
 from kvyard.router.flow.request import FlowRequest
 from kvyard.router.flow.shares import TenantShares
@@ -22,6 +22,8 @@ LONGEST_RETRY_S = 60
 OUTPUT_WEIGHT = 2.0
 """Prompt tokens that a token of an answer counts for in a tenant's share, as with ``las``."""
 _KEPT = 0.9
+MOST_PASSED = 8
+"""Requests that a tree of lines is asked to pass over, at most."""
 _SPARE = 64
 """Entries of requests that are gone which a list may have beyond as many as wait."""
 
@@ -243,7 +245,8 @@ class FlowQueue(Generic[T]):
         if not has_room():
             return  # who goes next isn't asked yet: with many that wait that takes long
         passed: list[Waiting[T]] = []
-        order = self._ranked(now, workers) if self.policy.dynamic else self._heads(now, workers)
+        ranked = self.policy.dynamic
+        order = self._ranked(now, workers) if ranked else self._heads(now, workers)
         try:
             while has_room():
                 waiting = next(order, None)
@@ -251,9 +254,14 @@ class FlowQueue(Generic[T]):
                     break
                 if place(waiting):
                     self._depart(waiting, now)
-                elif waiting.serial in self._waiting and not self.policy.dynamic:
-                    self._lane(waiting).skip(waiting.serial)
+                elif waiting.serial in self._waiting and not ranked:
+                    lane = self._lane(waiting)
+                    lane.skip(waiting.serial)
                     passed.append(waiting)
+                    if len(passed) >= MOST_PASSED and isinstance(lane, LineLane):  # one look at all costs less
+                        skipped = {entry.serial for entry in passed}
+                        order = (entry for entry in self._ranked(now, workers) if entry.serial not in skipped)
+                        ranked = True
         finally:
             for waiting in passed:
                 if waiting.serial in self._waiting:
