@@ -59,7 +59,8 @@ def test_equally_good_runs_share_the_star() -> None:
 def test_changes_in_words() -> None:
     ttft, reuse = METRICS["ttft_mean"], METRICS["reuse"]
     assert ttft.change_text(90.0, 100.0) == "-10.0%" and ttft.change_text(100.0001, 100.0) == "±0%"
-    assert reuse.change_text(0.25, 0.2) == "+5.0 pt"
+    assert ttft.change_text(999.0, 100.0) == "+899.0%" and ttft.change_text(16_100.0, 100.0) == "×161"
+    assert reuse.change_text(0.25, 0.2) == "+5.0 pt" and reuse.change_text(0.5, 0.01) == "+49.0 pt"
     assert ttft.change_text(None, 1.0) == ttft.change_text(1.0, None) == "" and ttft.text(None) == "–"
 
 

@@ -18,6 +18,8 @@ Read = Callable[[Report], float | None]
 
 SECONDS_FROM = 10_000.0
 """Milliseconds from which a column or an axis is in seconds."""
+MANY_TIMES = 10
+"""Times as much from which a change is no percentage."""
 NOISE = 0.005
 """Values that differ by at most this share are equally good."""
 STATISTICS = ("mean", "p50", "p90", "p95", "p99", "max")
@@ -110,10 +112,14 @@ class Metric(NamedTuple):
         return (value - base) / base if base else None
 
     def change_text(self, value: float | None, base: float | None) -> str:
-        """Return the change from ``base`` for people: percent, of shares percentage points; empty if there is none."""
+        """Return the change from ``base`` for people: percent, or how many times as much; of shares percentage points; empty if
+        there is none.
+        """
         change = self.change(value, base)
         if change is None:
             return ""
+        if change >= MANY_TIMES - 1 and self.unit != "share":
+            return f"×{change + 1:,.0f}"
         text = f"{change * 100:+.1f}"
         if float(text) == 0:
             text = "±0"
