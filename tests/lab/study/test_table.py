@@ -49,6 +49,13 @@ def test_no_figure_is_cut() -> None:
     assert "…" not in text and "Not shown" in text and max(map(len, text.splitlines())) <= 24
 
 
+def test_a_narrow_terminal_keeps_rejections() -> None:
+    rows = [Row(cells={"policy": "a"}, values={**dict.fromkeys(METRICS, 1.0), "rejected": 7})]
+    text = printed(Table(rows=rows, shown=("ttft_mean", "reuse", "e2e_mean")), width=30)
+    shown, left_out = text.split("Not shown")
+    assert "rejected" in shown and "E2E" not in shown and "E2E" in left_out
+
+
 def test_runs_as_columns() -> None:
     table = Table(rows=ROWS, runs=["a", "b"])
     text = printed(table)

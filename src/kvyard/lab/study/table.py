@@ -26,6 +26,8 @@ RUN_WIDTH = 21
 """Characters that names of metrics and a run with its changes take where runs are columns."""
 SHORT, SENTENCE = 8, 28
 """Characters up to which a first column is narrow, and beyond which a column of words wraps."""
+KEPT = ("rejected",)
+"""Heads of columns that a narrow terminal loses last: a verdict may hang on them."""
 LEGEND = "TTFT, ITL, E2E and Queue without a percentile are means. Times are in ms unless a column says s."
 
 
@@ -111,7 +113,7 @@ class Table(msgspec.Struct, kw_only=True):
             table.add_column(name)
         for row, row_cells in zip(self.rows, cells, strict=True):
             table.add_row(*row_cells, *row.more.values(), style="bold" if row.bold else "yellow" if row.failed else "")
-        return [(table, heads[::-1])]
+        return [(table, sorted(heads[::-1], key=lambda head: head in KEPT))]
 
     def _side_by_side(self, console: Console) -> list[tuple[RichTable, list[str]]]:
         """Return several tables for runs that don't fit into one, each with the first run."""
