@@ -17,6 +17,7 @@ from kvyard.lab.study.runs import run_page
 from kvyard.lab.study.table import LEGEND
 from kvyard.replay.report.html import tile
 from kvyard.replay.report.metrics import COST, METRICS, read_metrics
+from kvyard.replay.report.room import what_ifs
 from kvyard.replay.report.slo import Limit, limits_of, violation
 from kvyard.replay.report.words import latency
 from kvyard.replay.report.words import limits as limits_text
@@ -97,12 +98,14 @@ def view(study: Study) -> Result:
 
 def advice(study: Study) -> Advice:
     """Advise on the cheapest fleet that keeps the SLO; without one on the lowest TTFT. Where the price list doesn't have every
-    card, a fleet's cost is its size.
+    card, a fleet's cost is its size. More blocks than a card holds are advised only where every point has them.
     """
     limits = limits_of(study.slo) if study.slo is not None else []
     fleets: dict[bool, list[AdviceOption]] = {False: [], True: []}
     costs = fleet_costs(study)
-    for point, report in study.done:
+    held = [(point, report) for point, report in study.done if not what_ifs(report.config)]
+    left_out = "What-ifs are not advised." if 0 < len(held) < len(study.done) else ""
+    for point, report in held or study.done:
         values = read_metrics(report)
         if values["ttft_mean"] is not None:
             price = costs[point.key].price
@@ -116,10 +119,10 @@ def advice(study: Study) -> Advice:
             )
             fleets[foresees(point.config)].append(fleet)
     if study.slo is not None:
-        return answer(fleets[False], [COST], limits, wanted(study)).also(with_foresight(fleets[True]))
+        return answer(fleets[False], [COST], limits, wanted(study)).also(with_foresight(fleets[True]), left_out)
     recommendation = lowest_ttft(fleets[False])
     edges = _edges(study, fleets[False]) if recommendation.choice else {}
-    return recommendation.also(*at_edges(edges), with_foresight(fleets[True]))
+    return recommendation.also(*at_edges(edges), with_foresight(fleets[True]), left_out)
 
 
 def wanted(study: Study) -> str:

@@ -76,6 +76,10 @@ def test_a_report_and_a_sweep_mark_a_what_if(tmp_path: Path) -> None:
     assert [note for note in study.result().notes if "What-if" in note] == [
         "What-ifs, with more blocks than the card has room for: num_gpu_blocks=40000."
     ]
+    said = study.result().advice
+    assert said[-1] == "What-ifs are not advised." and "Take num_gpu_blocks=1000:" in " ".join(said)
+    alone = sweep(path, {"num_gpu_blocks": [40_000]}, folder=tmp_path / "alone", trace_block_size=16, **settings)
+    assert "Take num_gpu_blocks=40000" in " ".join(alone.result().advice), "asked for nothing else"
 
 
 def test_advice_for_a_card_never_names_more_blocks() -> None:
