@@ -120,7 +120,7 @@ def test_no_policy_is_recommended_by_the_requests_that_it_took() -> None:
     values = {"ttft_mean": 1.0, "itl_p99": 1.0, "queue_mean": 0.0, "rejected_share": 0.458}
     said = advice({"1x": [Standing("kv", values, 0.0, False, "")]})
     assert not said.choice
-    assert said.sentences[0].startswith("No policy can be recommended: 45.8% of the requests are rejected")
+    assert said.sentences[0].startswith("No policy can be recommended: 45.80% of the requests are rejected")
 
 
 def test_a_league_with_an_slo_says_who_meets_it(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def test_a_choice_that_rejects_requests_says_so() -> None:
     few, many = (lowest_ttft([fleet(2, 400.0, rejected_share=share)]) for share in (0.01, 0.065))
     assert len(few.sentences) == 1
     assert (
-        many.sentences[-1].startswith("But 6.5% of the requests are rejected") and "--max-tokens" in many.sentences[-1]
+        many.sentences[-1].startswith("But 6.50% of the requests are rejected") and "--max-tokens" in many.sentences[-1]
     )
 
 

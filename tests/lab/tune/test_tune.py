@@ -241,6 +241,20 @@ def test_more_blocks_than_the_card_holds_are_a_what_if(tmp_path: Path) -> None:
     assert not any("what-if" in sentence for sentence in said)
 
 
+def test_no_more_blocks_are_advised_than_the_card_holds(tmp_path: Path) -> None:
+    more: dict[str, Any] = {"model": "llama-3.1-8b", "gpu": "h100", "block_size": None, "limit": 20, "trials": 2}
+    more |= {"search": "num_gpu_blocks=90000..90001", "num_gpu_blocks": None}
+    made = searched(tmp_path, "max reuse", None, **more)
+    assert made.answer is not None and made.space.edges(made.answer.point)
+    assert not any("of its range" in sentence for sentence in made.sentences())
+
+
+def test_more_workers_are_no_advice_against_rejections(tmp_path: Path) -> None:
+    made = searched(tmp_path, slo="ttft_p99<1h", search="workers=2..3", trials=4, max_model_len=4096)
+    said = " ".join(made.sentences())
+    assert "of the requests are rejected (limit 1%); cost" in said and "of its range" not in said
+
+
 def test_a_point_that_cannot_be_is_no_answer(tmp_path: Path) -> None:
     """Storage without host memory is refused by the settings themselves."""
     made = searched(tmp_path, slo=None, search="host_bytes=0|1GiB,storage_bytes=0|4GiB", trials=4)

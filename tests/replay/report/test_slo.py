@@ -11,7 +11,17 @@ from kvyard.replay.report import Report, Slo
 from kvyard.replay.report.answers import answers
 from kvyard.replay.report.files import from_json, to_json
 from kvyard.replay.report.metrics import read_metrics
-from kvyard.replay.report.slo import RULE, Limit, judge, limits_of, missed, overload_text, read_slo, violation
+from kvyard.replay.report.slo import (
+    RULE,
+    Limit,
+    judge,
+    limits_of,
+    missed,
+    overload_text,
+    read_slo,
+    rejections_alone,
+    violation,
+)
 from kvyard.replay.report.table import report_text
 from kvyard.replay.run import replay
 from kvyard.replay.traces import TraceRequest
@@ -90,7 +100,10 @@ def test_rejected_requests_count_as_missed_everywhere() -> None:
     assert "Rejected ≤ 1% 10.00% NOT met" in text and RULE in text
     values = read_metrics(report)
     assert violation(values, limits_of(Slo(percentiles={"ttft_p99": 1000.0}))) > 0
-    assert missed(values, [Limit("ttft_p99", 1000.0)]) == "10.0% of the requests are rejected (limit 1%)"
+    assert missed(values, [Limit("ttft_p99", 1000.0)]) == "10.00% of the requests are rejected (limit 1%)"
+    assert rejections_alone(values, [Limit("ttft_p99", 1000.0)])
+    assert not rejections_alone({**values, "rejected_share": 0.0}, [Limit("ttft_p99", 1000.0)])
+    assert not rejections_alone({**values, "ttft_p99": 1001.0}, [Limit("ttft_p99", 1000.0)])
     few = replay(rows[1:], slo="ttft_p99<1s", **settings).report
     assert few.goodput is not None and few.goodput.percentiles and few.goodput.percentiles["ttft_p99"].met
     assert "Rejected" not in report_text(few)

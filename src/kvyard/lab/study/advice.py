@@ -16,6 +16,7 @@ from kvyard.lab.study.table import Values
 from kvyard.replay.report.metrics import COST, METRICS, Metric
 from kvyard.replay.report.report import too_many_rejected
 from kvyard.replay.report.slo import RULE, WANTED, Limit, missed
+from kvyard.replay.report.words import percent
 
 NEAR = 0.05
 """A candidate whose mean TTFT is at most this share above the lowest is as good, and may be cheaper."""
@@ -144,8 +145,8 @@ def rejections(values: Values) -> str:
     if not too_many_rejected(share):
         return ""
     return (
-        f"{share:.1%} of the requests are rejected, and times are those of the others (--max-tokens leaves out requests that "
-        "are too long, more memory for KV blocks takes them)"
+        f"{percent(share)} of the requests are rejected, and times are those of the others (--max-tokens leaves out requests "
+        "that are too long, more memory for KV blocks takes them)"
     )
 
 

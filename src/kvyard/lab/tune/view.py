@@ -22,7 +22,7 @@ from kvyard.lab.tune.trial import Trial
 from kvyard.replay.report.html import tile
 from kvyard.replay.report.metrics import COST, Metric
 from kvyard.replay.report.room import what_ifs
-from kvyard.replay.report.slo import WANTED, Limit, missed
+from kvyard.replay.report.slo import WANTED, Limit, missed, rejections_alone
 
 MOST_ROWS = 8
 MOST_TILES = 4
@@ -159,13 +159,16 @@ def view(tuned: Tuned) -> Result:
     asked = f"{goals} with {' and '.join(map(str, tuned.limits))}" if tuned.limits else goals
     requests = tuned.parts.requests
     states = [trial.state for trial in tuned.trials]
+    unfinished = {
+        "given up on a prefix": states.count("pruned"),
+        "left out by their cost alone": states.count("skipped"),
+    }
     sentences = tuned.sentences()
     return Result(
         kind="tune",
         title=asked,
         about=f"{tuned.replayed} points replayed on {requests['train']:,} requests of {tuned.trace}, the best tested on "
-        f"{requests['test']:,} later ones; {states.count('pruned')} given up on a prefix, {states.count('skipped')} more left "
-        "out by their cost alone.",
+        f"{requests['test']:,} later ones{''.join(f'; {count} {why}' for why, count in unfinished.items() if count)}.",
         tables=[_table(tuned, asked)] if answer is not None else [],
         rows=[_row(tuned, trial) for trial in tuned.trials],
         facts={
@@ -229,10 +232,17 @@ def _tested(tuned: Tuned, trial: Trial) -> str:
 def _doubts(tuned: Tuned, best: Trial) -> list[str]:
     """Return the doubts about the answer."""
     flat = {name.rpartition(".")[2]: value for name, value in tuned.space.flat(best.point).items()}
-    edges = {f"{name} {flat[name.rpartition('.')[2]]}": end for name, end in tuned.space.edges(best.point).items()}
-    doubts = [*([] if best.config is None else what_ifs(msgspec.to_builtins(best.config))), *at_edges(edges)]
+    beyond = [] if best.config is None else what_ifs(msgspec.to_builtins(best.config))
+    edges = {
+        f"{name} {flat[name.rpartition('.')[2]]}": end
+        for name, end in tuned.space.edges(best.point).items()
+        if not (beyond and name == "num_gpu_blocks")
+    }
+    doubts = [*beyond, *([] if rejections_alone(best.values, tuned.limits) else at_edges(edges))]
     if tuned.met and best.test and best.test_violation > 0:
-        doubts.append("What is best on one part misses the SLO on the other: leave room, with a lower limit in --slo.")
+        alone = rejections_alone(best.test, tuned.limits)
+        so = ", for rejected requests alone" if alone else ": leave room, with a lower limit in --slo"
+        doubts.append(f"What is best on one part misses the SLO on the other{so}.")
     if tuned.interrupted:
         doubts.append("The search was interrupted: this is the best so far.")
     failed = [trial for trial in tuned.trials if trial.state == "failed"]

@@ -17,6 +17,7 @@ from kvyard.errors import KvyardError
 from kvyard.replay.report.metrics import COST, METRICS, SERVED, STATISTICS, Metric, read_metrics
 from kvyard.replay.report.numbers import Spread
 from kvyard.replay.report.report import LATENCIES, REJECTED, PercentileLimit, Report, Slo, too_many_rejected
+from kvyard.replay.report.words import percent
 from kvyard.settings import TIMES, number
 
 OF_A_REQUEST = ("ttft", "itl", "e2e")
@@ -166,6 +167,11 @@ def violation(values: Mapping[str, float | None], limits: Sequence[Limit]) -> fl
     return missed + (rejected / REJECTED if too_many_rejected(rejected) else 0.0)
 
 
+def rejections_alone(values: Mapping[str, float | None], limits: Sequence[Limit]) -> bool:
+    """Return true if too many rejected requests are all that keeps a run from its limits."""
+    return violation(values, limits) > 0 >= violation({**values, "rejected_share": 0.0}, limits)
+
+
 def without_value(values: Mapping[str, float | None], limits: Sequence[Limit]) -> str:
     """Return the first limited metric that a run doesn't have, which would be kept by every run; empty if there is none. Times
     between tokens are no such metric: answers of one token have none.
@@ -192,7 +198,7 @@ def missed(values: Mapping[str, float | None], limits: Sequence[Limit]) -> str:
             misses.append(f"{metric.title} isn't known: {why} (limit {metric.limit_text(limit.value)})")
     rejected = values.get("rejected_share") or 0.0
     if too_many_rejected(rejected):
-        misses.append(f"{rejected:.1%} of the requests are rejected (limit {REJECTED:.0%})")
+        misses.append(f"{percent(rejected)} of the requests are rejected (limit {REJECTED:.0%})")
     if misses and (overload := overload_text(values)):
         misses.append(overload)
     return ", ".join(misses)
