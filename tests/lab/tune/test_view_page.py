@@ -31,6 +31,15 @@ def test_the_page_needs_no_network_and_escapes(done: Tuned) -> None:
     done.trace = before
 
 
+def test_every_goal_has_a_chart(tmp_path: Path) -> None:
+    made = searched(tmp_path, "max reuse, min cost, min ttft_p99", None, search="workers=2..5", trials=6)
+    front = made.result().sections[0]
+    titles = [chart.title for chart in front.charts if chart.title != "What matters"]
+    assert front.title == "The Pareto front" and titles == ["Reused in all and cost", "TTFT p99 and cost"]
+    groups = [group for chart in front.charts[:2] for group in chart.figure["series"]]
+    assert groups and all(group["only"] == "dots" for group in groups), "a front of three goals is no line between two"
+
+
 @pytest.mark.browser
 @pytest.mark.timeout(400)
 @pytest.mark.skipif(BINARY is None, reason="no chromium here")

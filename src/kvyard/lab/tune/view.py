@@ -351,18 +351,19 @@ def _names(tuned: Tuned) -> dict[str, str]:
 
 
 def _scatters(tuned: Tuned) -> list[Chart]:
-    """Both goals, or the cost and what it is traded for: each limited metric."""
+    """Return each further goal against the first, or with one goal each limited metric against the cost. The front is a line
+    only between two goals: of three, each chart shows a shadow.
+    """
     limits = {limit.name: limit for limit in tuned.limits}
     across, ups = COST, [metric for metric in tuned.wanted if metric is not COST] or [WANTED["ttft_p99"]]
     if len(tuned.goals) > 1:
-        across, ups = tuned.metrics[0], tuned.metrics[1:2]
-        if across is not COST and ups[0] is COST:
-            across, ups = COST, [across]
+        across = COST if COST in tuned.metrics else tuned.metrics[0]
+        ups = [metric for metric in tuned.metrics if metric is not across]
     x_title = tuned.currency if across is COST else across.label
     return [
         dots(
             up,
-            _dots(tuned, lambda trial: trial.values.get(across.name), up, joined=True),
+            _dots(tuned, lambda trial: trial.values.get(across.name), up, joined=len(tuned.goals) < 3),
             x_title,
             f"{up.title} and {'cost' if across is COST else across.title}",
             limits.get(up.name),
