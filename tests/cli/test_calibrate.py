@@ -44,7 +44,7 @@ def test_a_live_engine(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> No
     assert "mean, unseen" in out
     assert "Not seen, and so not known" in out
     assert "Passes are decided when they start: as you say." in out
-    assert "--set block_size=16 --set num_gpu_blocks=511 --set max_num_batched_tokens=2048" in out
+    assert "--set block_size=16 --set num_gpu_blocks=512 --set max_num_batched_tokens=2048" in out
     profile = load_profile(path=path)
     assert profile.name == "mock"
     assert profile.request_ms > 0  # HTTP takes some time here

@@ -10,6 +10,7 @@ from tests.index.support import Bench, hashes_of
 from kvyard.events.slices import blocks_of, slices
 from kvyard.events.transport import Origin, State, Update
 from kvyard.events.types import Cleared, Event, Removed, Stored, Tier
+from kvyard.index.stream import in_slices
 
 
 def stream(rng: random.Random) -> list[Event]:
@@ -39,7 +40,8 @@ def test_slices_have_the_effect_of_the_whole(most: int) -> None:
         stream="a", topic="", seq=0, epoch=0, origin=Origin.LIVE, state=State.FRESH, events=events, dialect="map"
     )
     states = []
-    for _ in sliced.indexer.applying(update, 5, most):
+    for part in in_slices(update, most):
+        sliced.indexer.apply(part, 5)
         states.append(sliced.indexer.streams["a", ""].state)
     assert states == [State.CATCHING_UP] * (len(parts) - 1) + [State.FRESH]
     assert rows(whole) == rows(sliced) and rows(whole)

@@ -42,6 +42,7 @@ class Horizon:
         self._running = running
         self._stepwise = any(group.acts_every_step for group in manager.groups)
         self._reads_queue = manager.reads_queue
+        self._reads_time = manager.reads_time
         self._unit = min(group.block_size for group in manager.groups)
         self._never_forgets = all(not group.forgets for group in manager.groups)
 
@@ -58,8 +59,8 @@ class Horizon:
             return 1
         batch, stores, pool = self._batch, self._stores, self._manager.pool
         cleans = stores is not None and stores.cleans
-        if cleans and stores is not None and (took_blocks or stores.stalled or stores.cleaning):
-            return 1
+        if cleans and stores is not None and (took_blocks or stores.stalled or stores.cleaning or self._reads_time):
+            return 1  # with an order that time changes, each pass may have other blocks to copy ahead
         end = batch.next_end()
         assert end is not None
         passes = min(most, end - batch.tick)

@@ -78,6 +78,21 @@ def test_no_evict(config, work):
     same(config, *work)
 
 
+def test_a_prompt_that_fits_no_pass_is_rejected_in_the_next_one():
+    """Also behind others that wait, in the middle of a plan."""
+    config = EngineConfig(
+        backend="trtllm",
+        num_gpu_blocks=40,
+        max_num_seqs=1,
+        max_num_batched_tokens=64,
+        trtllm=TrtllmSettings(enable_chunked_prefill=False),
+    )
+    rows = [Row(0, 1, 9, (0, at)) for at in range(3)] + [Row(18_000_000, 65, 1, (0, 9))]
+    planned = replay(config, rows)
+    assert planned.jobs == replay(config, rows, plans=False).jobs
+    assert ("r3", "REJECTED") in {(job[1], job[3]) for job in planned.jobs if job[0] == "ended"}
+
+
 @given(st.one_of(no_evict(), sglang()), workloads())
 @settings(max_examples=25)
 def test_in_bulk(config, work):

@@ -46,8 +46,10 @@ NO_CONTENT: tuple[object, ...] = ()
 class EntryQueue:
     """Jobs that wait, in order of their first arrival: a paused job has its old place."""
 
-    def __init__(self) -> None:
+    def __init__(self, longest: int | None = None) -> None:
+        """A prompt that is longer than ``longest`` is rejected in the next pass, whoever waits before it."""
         self.strict = True
+        self._longest = longest
         self._jobs: list[Job] = []
         self.entries: dict[Job, int] = {}
         """Jobs that wait or run by the number of their arrival. Ended ones are dropped now and then."""
@@ -57,6 +59,7 @@ class EntryQueue:
         self._arrivals += 1
         self.entries[job] = self._arrivals
         self._jobs.append(job)
+        self.strict = self._longest is None or job.num_tokens <= self._longest
         if self._arrivals % 1024 == 0:
             self.entries = {job: entry for job, entry in self.entries.items() if not job.state.ended}
 
@@ -372,7 +375,10 @@ def policy(jobs: Lifecycle, config: EngineConfig) -> PassMaker:
 
 def queue(config: EngineConfig) -> Queue:
     """Make the queue of waiting jobs."""
-    return make_queue(config.scheduling_policy) if _as_mocker(config) else EntryQueue()
+    if _as_mocker(config):
+        return make_queue(config.scheduling_policy)
+    chunked = (config.trtllm or TrtllmSettings()).enable_chunked_prefill
+    return EntryQueue(None if chunked else config.max_num_batched_tokens)
 
 
 def check(config: EngineConfig) -> None:
