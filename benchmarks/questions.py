@@ -152,7 +152,7 @@ def death(trace: Mooncake | Weka, limit: int) -> None:
     found = {}
     for name, words in {
         "four": ("--workers", 4, *blocks),
-        "one dies": ("--config", ROOT / "examples" / "engine_dies.toml"),
+        "one dies": ("--config", ROOT / "examples" / "engine_dies.toml", *blocks),
         "three": ("--workers", 3, *blocks),
     }.items():
         report, _ = replayed(trace, limit, *trace.flags, *words)

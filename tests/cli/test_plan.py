@@ -77,6 +77,7 @@ def test_no_fleet_within_the_budget_is_exit_code_1(tmp_path: Path, capsys: pytes
         (["--gpu", "h100", "--slo", "ttft_p99.9<2s"], "did you mean ttft_p99?"),
         (["--gpu", "h100", "--slo", "ttft_p99<2s;itl_p99<50ms"], "has commas between its limits"),
         (["--gpu", "h100", "--slo", "ttft<2s"], "of which requests"),
+        (["--gpu", "h100", "--slo", "ttft<2"], "a time without a unit is in milliseconds"),
         (
             ["--gpu", "h100", "--slo", "ttft_p99<2s", "--router", "least-tme"],
             "Error: unknown routing policy 'least-tme'",

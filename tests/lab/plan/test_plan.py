@@ -208,6 +208,8 @@ def test_prompts_that_do_not_fit_are_refused_or_left_out(tmp_path: Path) -> None
 def test_an_impossible_slo_is_refused_before_any_replay(tmp_path: Path) -> None:
     with pytest.raises(KvyardError, match=r"no number of cards keeps this SLO: .* More workers don't help"):
         planned(tmp_path, "ttft_p99<20ms")
+    with pytest.raises(KvyardError, match=r"no prompt takes less than 1 ms, even alone.* without a unit"):
+        planned(tmp_path, "ttft_p99=1")
     assert not list((tmp_path / "points").glob("*.json"))
     with pytest.raises(KvyardError, match=r"itl_mean is at least .* more workers don't"):
         planned(tmp_path, "itl_mean<0.1ms")

@@ -302,6 +302,11 @@ def _longest(planned: Planned, best: Ruled) -> str:
     slow = sum(ms > limit.value for ms in times) / len(times)
     step = max(1, planned.traffic.requests // len(times))
     lengths = planned.traffic.inputs[::step][: len(times)]
+    if slow == 1:
+        return (
+            f": no prompt takes less than {limit.value:,.0f} ms, even alone. More workers don't help; a looser limit or a "
+            "faster card does. A time without a unit is in milliseconds"
+        )
     least = min((length for length, ms in zip(lengths, times, strict=True) if ms > limit.value), default=0)
     return (
         f": {slow:.1%} of the prompts, of {least:,} tokens and more, take longer than {limit.value:,.0f} ms alone. More "

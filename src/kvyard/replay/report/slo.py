@@ -87,7 +87,10 @@ def parse_limits(text: str | None) -> list[Limit]:
     for part, name, sign, value in _parts(text) if text is not None else ():
         if name in (*LATENCIES, *SESSIONS):
             choices = ", ".join(f"{name}_{statistic}" for statistic in STATISTICS)
-            raise KvyardError(f"--slo {part}: of which requests? Write {name}_p99={value}, or one of {choices}")
+            raise KvyardError(
+                f"--slo {part}: of which requests? Write {name}_p99={value}, or one of {choices}; "
+                "a time without a unit is in milliseconds"
+            )
         metric = wanted_metric(name, "--slo")
         if sign in ("<", "<=", "≤") if metric.better == "high" else sign in (">", ">=", "≥"):
             least = "at least" if metric.better == "high" else "at most"

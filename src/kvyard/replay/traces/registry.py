@@ -96,7 +96,11 @@ def detect(path: Path) -> Format:
         seen = f"the columns {', '.join(head.columns[:8])}"
     else:
         raise TraceError(path, f"neither JSON lines nor CSV; kvyard reads {names}")
-    raise TraceError(path, f"no known format begins with {seen}; pass --format if it is one of {names}")
+    raise TraceError(
+        path,
+        f"no known format begins with {seen}; pass --format if it is one of {names}. A CSV file with the columns arrival "
+        "(seconds), input and output (tokens) alone is read as plain",
+    )
 
 
 def look(record: bytes) -> Head:
