@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from kvyard.lab.study.advice import (
     AdviceOption,
     answer,
@@ -50,6 +52,11 @@ def test_the_cheapest_that_is_nearly_as_good() -> None:
     best = lowest_ttft([fleet(2, 400.0), fleet(4, 430.0)])
     assert best.choice == "workers=2" and "none within 5% of it is cheaper" in best.sentences[0]
     assert not lowest_ttft([]).choice
+
+
+def test_what_is_as_good_at_the_same_cost_is_named() -> None:
+    said = lowest_ttft([fleet(2, 400.0), replace(fleet(2, 403.0), name="lru"), replace(fleet(2, 410.0), name="lfu")])
+    assert "There is little to choose: at the same cost, lru is within 1% of it." in said.sentences
 
 
 def test_a_choice_that_rejects_requests_says_so() -> None:

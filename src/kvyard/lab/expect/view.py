@@ -26,7 +26,16 @@ def verdict(expectation: Expectation) -> str:
     if expectation.sentence:
         return expectation.sentence
     if expectation.counted is None:
-        return "Nothing takes a large part of the hits."
+        lost = [step for step in expectation.steps if step.lost > 0 and step.cause != "changing-text"]
+        if not expectation.shared:
+            return "No prompt begins as an earlier one does, or the trace doesn't say what prompts consist of."
+        if not lost:
+            return "Nothing takes hits away."
+        largest = max(lost, key=lambda step: step.lost)
+        return (
+            f"Nothing takes a large part of the hits; the largest, {largest.title}, takes "
+            f"{largest.lost / expectation.shared:.0%} of what is shared."
+        )
     if expectation.counted == expectation.owed and expectation.equal == expectation.compared:
         return "The engine counted what it owes."
     return "The engine counted what it owes, but for less than the tolerance."

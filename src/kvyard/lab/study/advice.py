@@ -20,6 +20,8 @@ from kvyard.replay.report.words import percent
 
 NEAR = 0.05
 """A candidate whose mean TTFT is at most this share above the lowest is as good, and may be cheaper."""
+SAME = 0.01
+"""One of equal cost whose mean TTFT is at most this share above the lowest is named beside it."""
 TTFT = METRICS["ttft_mean"]
 TRADED = METRICS["itl_p99"]
 """Metric that a lower TTFT may be traded for: requests wait for the first token, and notice gaps afterwards."""
@@ -169,9 +171,19 @@ def lowest_ttft(candidates: Sequence[AdviceOption]) -> Advice:
     if cheap.cost == best.cost:
         return Advice(
             best.name, [f"Take {best.name}: {lowest}, and none within {NEAR:.0%} of it is cheaper: {_price(best)}."]
-        ).also(in_order(best, second, TTFT) if second is not None else "", _rejecting(best))
+        ).also(_as_good(best, rest), in_order(best, second, TTFT) if second is not None else "", _rejecting(best))
     cheapest = f"Within {NEAR:.0%} of it, {cheap.name} is the cheapest: {_text(cheap, TTFT)}, {_price(cheap)}."
     return Advice(cheap.name, [f"{best.name} has {lowest}: {_price(best)}. {cheapest}"]).also(_rejecting(cheap))
+
+
+def _as_good(best: AdviceOption, rest: Sequence[AdviceOption]) -> str:
+    """Return a sentence on the candidates whose mean TTFT is hardly longer at the same cost; empty if there are none."""
+    most = _value(best, TTFT) * (1 + SAME)
+    names = [candidate.name for candidate in rest if candidate.cost == best.cost and _value(candidate, TTFT) <= most]
+    if not names:
+        return ""
+    verb = "is" if len(names) == 1 else "are"
+    return f"There is little to choose: at the same cost, {', '.join(names)} {verb} within {SAME:.0%} of it."
 
 
 def _rejecting(choice: AdviceOption) -> str:

@@ -176,7 +176,9 @@ def answers(report: Report) -> list[str]:
         sentences.insert(0, f"Overloaded: {served:,.2f} of {offered:,.2f} requests a second were served.")
     lever = max(LEVERS, key=lambda name: savings.first[name])
     if lever not in (whole, first) and savings.first[lever] >= WORTH * parts.first:
-        sentences.append(f"Without more cards: {_why(lever, report, parts)}; try {_next(lever, report, parts)}.")
+        sentences.append(
+            f"Without more cards: {_why(lever, report, parts)}; try {_next(lever, report, parts, cards=False)}."
+        )
     busy = report.balance.get("busy_max")
     if busy is not None and busy < IDLE and parts.waiting < LITTLE * parts.whole:
         sentences.append(f"The fleet has room: its busiest worker is busy for {busy:.0%} of the time.")
@@ -266,8 +268,8 @@ def _evicted_text(report: Report) -> str:
     return text if float(there[:-1]) == 0 else f"{text} ({here:.1%} on their worker, {there} on another that had them)"
 
 
-def _next(resource: Resource, report: Report, parts: TimeParts) -> str:
-    """Return the next thing to try."""
+def _next(resource: Resource, report: Report, parts: TimeParts, *, cards: bool = True) -> str:
+    """Return the next thing to try; unless ``cards``, nothing that needs more of them."""
     engine = _engine(report)
     workers, blocks = len(report.workers), engine.get("num_gpu_blocks", 0)
     more = f"--workers {workers * 2}"
@@ -295,7 +297,8 @@ def _next(resource: Resource, report: Report, parts: TimeParts) -> str:
         return "a faster link (--host-bandwidth); if loads take longer than computing would, no lower tier"
     if report.router is not None and report.router.policy == "least-time":
         if _waits(report)["router"] * parts.waiting > _avoidable(report)[1] * parts.prefill:
-            return f"smaller prompts per pass (--max-num-batched-tokens), or more workers ({more})"
+            smaller = "smaller prompts per pass (--max-num-batched-tokens)"
+            return f"{smaller}, or more workers ({more})" if cards else smaller
         return "a tier that all workers share (--host-blocks, --host-scope shared)"
     return "--router least-time"
 
