@@ -208,6 +208,7 @@ def test_a_lever_without_cards_is_named_beside_the_limit() -> None:
     said = answers(report)
     assert said[0].startswith("Prefill limits this fleet")
     assert any(one.startswith("Without more cards: ") and one.endswith("try --router least-time.") for one in said)
+    assert not any("more workers" in one for one in said if one.startswith("Without more cards: "))
     elsewhere = report.missed_tokens["other_worker"].value
     assert f"{elsewhere:.1%} of prompt tokens were computed though another worker had them" in " ".join(said)
 
