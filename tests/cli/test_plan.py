@@ -122,3 +122,9 @@ def test_help_begins_with_the_question_and_leaves_out_what_is_found(capsys: pyte
     assert "--workers" not in words and "--autoscale" not in words
     assert run(*SMALL, "--gpu", "h100", "--slo", "ttft_p99<2s", "--workers", 4) == 2
     assert "workers is what kvyard plan varies" in capsys.readouterr().err
+
+
+def test_help_names_what_is_searched(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--help") == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert said.count("[default: searched]") == 4 and "every layer. [default: searched]" in said

@@ -17,12 +17,13 @@ from kvyard.lab.plan.plan import FOUND
 from kvyard.lab.study.cost import TUNE_SETTINGS, parted
 
 QUESTION = "Question"
+SEARCHED = ("tensor_parallel_size", "router", "kv_cache_dtype", "host_bytes")
 HOURS = {"h": 1.0, "hour": 1.0, "day": 24.0, "month": 730.0, "year": 8760.0}
 BUDGET = re.compile(r"(\d+(?:\.\d+)?) ?([A-Za-z]{3})?(?: ?/ ?([a-z]+))?")
 """A price, its currency and the time that it is for."""
 
 
-@with_settings(TUNE_SETTINGS, hidden=FOUND)
+@with_settings(TUNE_SETTINGS, hidden=FOUND, searched=SEARCHED)
 @with_reading(CHAIN_IDS, block_size="--trace-block-size")
 def plan(
     trace: TraceFile,

@@ -21,11 +21,17 @@ METAVARS: Mapping[Parser, str] = {count: "N", number: "X", size: "SIZE", duratio
 Command = Callable[..., None]
 
 
-def with_flags(known: Settings, hidden: Collection[str] = ()) -> Callable[[Command], Command]:
+def with_flags(
+    known: Settings, hidden: Collection[str] = (), searched: Collection[str] = ()
+) -> Callable[[Command], Command]:
     """Gives a command the flags of ``known``. It gets those that were used as one mapping, ``settings``. Its help is silent
-    about those that are ``hidden``.
+    about those that are ``hidden``, and names no value for those that are ``searched`` unless given.
     """
-    flags = [setting for setting in known.values() if setting.mark.flag]
+    flags = [
+        setting._replace(default="searched") if setting.name in searched else setting
+        for setting in known.values()
+        if setting.mark.flag
+    ]
 
     def decorate(command: Command) -> Command:
         def run(**given: Any) -> None:
@@ -37,7 +43,9 @@ def with_flags(known: Settings, hidden: Collection[str] = ()) -> Callable[[Comma
     return decorate
 
 
-def with_settings(known: Settings, hidden: Collection[str] = ()) -> Callable[[Command], Command]:
+def with_settings(
+    known: Settings, hidden: Collection[str] = (), searched: Collection[str] = ()
+) -> Callable[[Command], Command]:
     """``with_flags``, and ``--config``, ``--set``, ``--list-settings``: ``settings`` has file, flags and ``--set`` in one."""
 
     def listed(wanted: bool) -> None:
@@ -73,7 +81,7 @@ def with_settings(known: Settings, hidden: Collection[str] = ()) -> Callable[[Co
             file, assigned = given.pop("config"), _assigned(given.pop("set_") or [], settings, known)
             command(**given, settings=known.merge(file, {**settings, **assigned}))
 
-        return with_flags(known, hidden)(with_parameters(command, run, [], more))
+        return with_flags(known, hidden, searched)(with_parameters(command, run, [], more))
 
     return decorate
 
