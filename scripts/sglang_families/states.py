@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from sglang_families.drafts import add_drafts
@@ -152,20 +153,29 @@ _lazily_tracked(
 )
 
 
-def _beside_windows(name: str, page: int, doc: str, *, tracked: bool = True, lazy: bool = False, **given: Any) -> None:
-    """States and sliding windows beside full attention."""
+def _states(name: str, page: int, doc: str, *, tracked: bool, lazy: bool, **given: Any) -> Callable[[Plan], None]:
+    """Make the family ``name`` with states by one of the three strategies, and return it for another to build on."""
     if lazy:
         _lazily_tracked(name, page, doc, **given)
     elif tracked:
         _tracked(name, page, doc, **given)
     else:
         _with_states(name, doc, **given)
-    states = FAMILIES[name]
+    return FAMILIES[name]
+
+
+def _add_windows(plan: Plan, sizes: tuple[int, int]) -> None:
+    share = round(plan.rng.uniform(0.6, 1.0), 3)
+    change_settings(plan, sliding_window_size=plan.rng.randint(*sizes), swa_full_tokens_ratio=share)
+
+
+def _beside_windows(name: str, page: int, doc: str, *, tracked: bool = True, lazy: bool = False, **given: Any) -> None:
+    """States and sliding windows beside full attention."""
+    states = _states(name, page, doc, tracked=tracked, lazy=lazy, **given)
 
     def change(plan: Plan) -> None:
         states(plan)
-        share = round(plan.rng.uniform(0.6, 1.0), 3)
-        change_settings(plan, sliding_window_size=plan.rng.randint(10, 200), swa_full_tokens_ratio=share)
+        _add_windows(plan, (10, 200))
 
     change.__doc__ = doc
     FAMILIES[name] = change
@@ -223,20 +233,13 @@ def _beside_drafts(
     **given: Any,
 ) -> None:
     """States and draft tokens."""
-    if lazy:
-        _lazily_tracked(name, page, doc, **given)
-    elif tracked:
-        _tracked(name, page, doc, **given)
-    else:
-        _with_states(name, doc, **given)
-    states = FAMILIES[name]
+    states = _states(name, page, doc, tracked=tracked, lazy=lazy, **given)
 
     def change(plan: Plan) -> None:
         states(plan)
         add_drafts(plan, algorithm, trees=trees)
         if window is not None:
-            share = round(plan.rng.uniform(0.6, 1.0), 3)
-            change_settings(plan, sliding_window_size=plan.rng.randint(*window), swa_full_tokens_ratio=share)
+            _add_windows(plan, window)
 
     change.__doc__ = doc
     FAMILIES[name] = change

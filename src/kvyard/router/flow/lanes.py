@@ -208,8 +208,8 @@ class LineLane(Lane):
             lead = x + ratio * y if ratio < inf else y
             first = lead < 0 or (lead == 0 and self._serials[one] < self._serials[other])
             self._winner[node] = one if first else other
+            # The ratio at which both are equal, and from which on the other one goes first.
             turn = -x / y if y else inf if x else -1.0
-            """The ratio at which both are equal, and from which on the other one goes first."""
             if turn == ratio:
                 low = high = ratio
             elif turn > ratio:
