@@ -33,7 +33,7 @@ def test_a_live_engine(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> No
         key.write_text("secret\n")
         code = run(
             served.url,
-            *("-o", str(path), "--token-file", str(key), "--max-prompt", "128", "--max-batch", "4", "--rounds", "1"),
+            *("-o", str(path), "--token-file", str(key), "--max-prompt", "128", "--max-batch", "4", "--rounds", "2"),
             *("--no-async-scheduling", "--max-num-batched-tokens", "2048"),
         )
     assert code == 0
